@@ -1,8 +1,7 @@
 """``python -m ortboost`` is the command ``ortboost``.
 
-Ctrl-C may come at any moment, also while Python imports what the command needs. Until there is a
-handler it is blocked, and little is imported before: there Python knows no better than to print a
-traceback.
+Ctrl-C may come at any moment, also during imports. The signal is blocked until a handler is
+installed, and little is imported before that: an interrupted import would print a traceback.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def convert(
         with contextlib.suppress(OSError):  # `save` says why
             folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder) if folder.is_dir() else contextlib.nullcontext():
-            _is_occupied(folder, overwrite)  # by a conversion that was faster
+            _is_occupied(folder, overwrite)  # again: another conversion may have been faster
             program.save(folder, dropping=_CONSUMED)
     return program
 

@@ -219,7 +219,7 @@ def _of_file(
 
 
 def _are_elementwise(metrics: Sequence[str | Metric]) -> bool:
-    """Whether metrics compare the scores with a label each, and not with the class of a sample."""
+    """Whether the metrics need a label for each score, and not one class for each sample."""
     kinds = {m.name: m.labels for m in map(get_metric, metrics) if m.labels is not None}
     if len({*kinds.values()}) > 1:
         raise UsageError(

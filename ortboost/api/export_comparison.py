@@ -1,4 +1,4 @@
-"""What the outputs of an exported graph are compared with, and what that does not prove."""
+"""The reference of an exported graph, and notes on what a comparison with it does not prove."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def export(
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for unseen data.")
     if min_sqnr is not None and scores.judged:
-        notes.append(f"The accuracy decided about '{scores.judged[0]}', not --min-sqnr.")
+        notes.append(f"For '{scores.judged[0]}', the accuracy was checked instead of --min-sqnr.")
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
         sizes = sizes_text(collected.feeds[0])
         notes.append(f"Synthetic inputs: {sizes}; --dim NAME=LENGTH sets other sizes.")

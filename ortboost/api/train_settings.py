@@ -1,4 +1,4 @@
-"""The settings of ``ortboost train``: which are refused, and what program and data determine."""
+"""The settings of ``ortboost train``: checks, and the settings that the program determines."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ def settle(
     learning_rate: str | float | None,
     settings: Mapping[str, Any],
 ) -> TrainConfig:
-    """The configuration with what the program determines; ``steps`` per epoch, if known."""
+    """Add the settings that the program determines; ``steps`` are those of an epoch, if known."""
     loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
     for metric in map(get_metric, chosen):
         if metric.labels == "classes" and not loss.has_classes:
             raise UsageError(
                 f"The metric '{metric.name}' needs classes, but the loss of this program has none.",
                 where=f"loss '{loss.name}'",
-                fix="Take mae or mse, or none: the loss itself is reported.",
+                fix="Use mae or mse, or no metric: the loss itself is reported.",
             )
         if metric.labels == "scores" and loss.name == "softmax-cross-entropy":
             raise UsageError(
                 f"The metric '{metric.name}' needs a label for each score, but the labels of this "
                 "program are classes.",
                 where=f"loss '{loss.name}'",
-                fix="Take accuracy, topK or f1.",
+                fix="Use accuracy, topK or f1.",
             )
         counts = [spec.classes for spec in program.catalogue.batch if spec.classes is not None]
         if metric.name == "auc" and any(count > 2 for count in counts):
             raise UsageError(
                 "The area under the ROC curve needs two classes.",
                 where=f"metric 'auc', {max(counts)} classes",
-                fix="Take accuracy or f1.",
+                fix="Use accuracy or f1.",
             )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
     return dataclasses.replace(
@@ -88,7 +88,7 @@ def _updates(steps: int, config: TrainConfig, window: int) -> int:
 def best_callbacks(
     config: TrainConfig, held_out: Source | None, early_stop: int | None
 ) -> list[Callback]:
-    """The callbacks that judge the model by the validation data."""
+    """The callbacks that keep the best model and stop early, by the validation data."""
     goal = Goal("val_loss")
     if config.metrics:
         first = get_metric(config.metrics[0])
@@ -109,7 +109,7 @@ def check_validation(
         )
     if validation is not None and val_split is not None:
         raise UsageError(
-            "Validation data are given, but a part of the training data is to be held out too.",
+            "Validation data are given, but a part of the training data would be held out, too.",
             where="--val and --val-split",
             fix="Give either --val or --val-split.",
         )

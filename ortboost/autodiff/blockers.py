@@ -185,7 +185,7 @@ def quantizers_between(
 
 
 def _wrong_exports(model: ir.Model) -> Iterator[Blocker]:
-    """Nodes that torch's exporters (2.14) write without what ONNX does not have."""
+    """Nodes without a setting that torch's exporters (2.14) drop because ONNX lacks it."""
     reported: set[str] = set()  # one call may become several nodes
     for node in model.graph:
         labels = input_at(node, 1) if is_standard(node, *_LOSSES) else None

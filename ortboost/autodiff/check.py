@@ -182,7 +182,7 @@ def _about_nodes(
 ) -> Iterator[Blocker]:
     unfit = {node: why for node in reached.nodes if (why := unfit_shapes(node)) is not None}
     foreign = [n for n in reached.nodes if n.domain.startswith(_ORT) and label(n) in refused]
-    # Shape inference gets no further than these: what it leaves unknown is no reason of its own.
+    # Shape inference stops at these nodes: unknown shapes after them are not a separate reason.
     behind = descendants(graph, (out for node in (*foreign, *unfit) for out in node.outputs))
     for node in reached.nodes:
         reason = unfit.get(node) or engine.gradient_support(node)

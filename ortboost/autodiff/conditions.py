@@ -74,7 +74,7 @@ def unfit_shapes(node: ir.Node) -> str | None:
 
 
 def _remedy(value: ir.Value) -> str:
-    """What to do about a value of unknown rank: about the nearest node where inference stops."""
+    """The fix for a value of unknown rank: it names the node at which shape inference stopped."""
     pending, seen = [value], set[int]()
     for current in pending:
         node = current.producer()

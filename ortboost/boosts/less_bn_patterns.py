@@ -130,7 +130,7 @@ def _step(value: ir.Value) -> Step | None:
     if node is None or node.domain not in ("", "ai.onnx") or not node.inputs:
         return None
     source = node.inputs[0]
-    # The mask of a Dropout is no step of the chain.
+    # The mask of a Dropout is not a step of the chain.
     if source is None or node.outputs[0] is not value:
         return None
     if node.op_type == "Conv":

@@ -7,7 +7,7 @@ Each layer keeps its weight `W`, which is not trained, and gets a second path of
 `A` starts with random numbers and `B` at zero, so nothing changes before the first update. Only `A`
 and `B` have gradients and optimizer states, and no gradient of `W` is computed: a training step
 takes less memory and time, and the update touches few numbers. A convolution gets a convolution of
-the same form with `rank` outputs, followed by one of a single position.
+the same form with `rank` outputs, followed by one with kernel size 1.
 
 An export merges both paths, ``W + (alpha / rank) A B``
 (:mod:`ortboost.deploy.rewrites.merge_low_rank`): the file has the operators of the original model.
@@ -276,7 +276,7 @@ def _with_form(layer: _Layer, shape: tuple[int, ...]) -> _Layer:
 
 
 def _before_transposes(value: ir.Value) -> tuple[ir.Value, bool]:
-    """The matrix that a value is, and whether its axes are exchanged."""
+    """The value before a chain of Transposes, and whether these exchange its two axes."""
     exchanged = False
     while (node := producer_of(value, "Transpose", "Identity")) is not None:
         source = node.inputs[0]

@@ -109,7 +109,7 @@ class SparseEmbedding(Boost):
         graph.memory[_LOOKUPS] = chosen = {}
         for parameter in tables:
             lookups, reason = _lookups(values[parameter.name], graph.model.graph, active)
-            # Not a table, and not named by a pattern: the report leaves it out.
+            # It is not a table, and no pattern names it: the report leaves it out.
             if not (lookups or asked[parameter.name]):
                 continue
             # Only now: a scalar has no rows.

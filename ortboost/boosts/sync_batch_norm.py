@@ -71,10 +71,10 @@ class SyncBatchNorm(Boost):
     }
 
     def rewrite_network(self, graph: GraphContext) -> None:
-        """Refuse a BatchNormalization without running statistics, which is arithmetic already.
+        """Refuse a BatchNormalization without running statistics: it has become arithmetic already.
 
         Raises:
-            ConfigError: There is one; those that standardize weights are not meant.
+            ConfigError: There is one that normalizes data; those that standardize weights are fine.
         """
         for node in graph.model.graph:
             written_out = node.metadata_props.get(WRITTEN_OUT_KEY)

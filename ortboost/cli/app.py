@@ -94,7 +94,7 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(
             f"The value of {empty.rstrip('=')} is empty." if empty else "An argument is empty.",
             where=f"ortboost {shlex.join(words)}",
-            fix="Give a value; a variable of the shell may not be set.",
+            fix="Give a value; perhaps a shell variable is not set.",
         )
     try:
         status = command.main(args=list(words), prog_name="ortboost", standalone_mode=False)

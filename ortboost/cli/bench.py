@@ -31,7 +31,7 @@ class BenchOptions(Options):
     warmup: int = option("Warm-up runs, which are not measured.", default=10, min=0)
     iters: int | None = option("Measured runs of each file; overrides --seconds.", min=1)
     seconds: float = option("Approximate measuring time for each file.", default=2.0)
-    rounds: int = option("Number of turns of each file.", default=10, min=1)
+    rounds: int = option("Number of rounds; each file runs in every round.", default=10, min=1)
     loads: int = option(
         "Number of processes that load each file, for the load time.", default=3, min=1
     )

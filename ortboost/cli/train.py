@@ -39,7 +39,7 @@ class TrainOptions(Options):
 
     validation: Path | None = option("Validation data.", "--val")
     val_split: float | None = option(
-        "Instead: fraction of the training data to hold out, drawn with the seed.",
+        "Instead of --val: fraction of the training data to hold out, drawn with the seed.",
         metavar="FRACTION",
     )
     augment: str | None = option(
@@ -182,7 +182,7 @@ def _balance(counts: Sequence[int]) -> str:
 
 
 def _pace(rate: float) -> str:
-    """In brackets; a resumed run that was complete makes no step, and large models need seconds."""
+    """Steps per second in parentheses: none for a resumed run without steps, decimals below 10."""
     return f" ({rate:.{0 if rate >= 10 else 2}f} a second)" if rate else ""
 
 

@@ -17,7 +17,7 @@ __all__ = ["as_array", "as_dtype", "matches", "npy_faults", "read_npy"]
 
 
 def matches(have: Sequence[int], want: Sequence[int | str | None]) -> bool:
-    """Whether a shape matches the required one, axis by axis; what is no int stands for any length.
+    """Whether a shape matches the required one; entries that are not ints match any length.
 
     Example:
         >>> matches((2, 3), ("N", 3)), matches((2, 3), (3, 3))

@@ -87,7 +87,7 @@ class OnlyFloat:
 
 
 class Family(typing.NamedTuple):
-    """Configurations of which a field holds one.
+    """A choice of configuration classes: a field holds an instance of one of them.
 
     Args:
         words: A description: ``an optimizer``.

@@ -23,8 +23,8 @@ class Limits:
         depth: Nesting depth of subgraphs (If, Loop, Scan).
         tensor_bytes: Size in bytes of one tensor that the file declares without containing its
             data, and of one compressed array.
-        turns: Number of turns of a Loop that nothing but its fixed number ends, with those of the
-            loops around it.
+        turns: Iterations of a Loop that only its constant trip count ends, multiplied by those of
+            the loops around it.
         text_bytes: Size in bytes of a file read as text: JSON, TOML, a list of parameters.
 
     Example:

@@ -34,7 +34,7 @@ def sum_weights(
         >>> sum_weights(np.array([0, 1, 1]), (1.0, 0.25), None)
         1.5
     """
-    # A label that is no class is refused elsewhere.
+    # Labels that are not classes are refused elsewhere.
     found = _used(labels, ignored, shifted).clip(0, len(weights) - 1)
     return float(np.asarray(weights)[found].sum())
 

@@ -18,7 +18,7 @@ from typing import Final
 
 __all__ = ["ARGUMENTS", "ONLY_OPTIONS", "in_python"]
 
-_SAME_NAME: Final = (  # but for hyphens
+_SAME_NAME: Final = (  # except for hyphens
     "around atol augment batch-size before check-sync checkpoint checkpoint-every checkpoints "
     "components data debug-overflow device early-stop exchange-dtype graph ignore-index images "
     "keep max-drop max-nodes min-sqnr opset out precision rtol segments target timeout update-bn "

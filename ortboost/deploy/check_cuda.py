@@ -207,7 +207,7 @@ def _is_work(node: ir.Node) -> bool:
     """Whether a node computes more than a few elements, or an unknown number of them."""
     if all(_is_small(value) for value in node.outputs):
         return False
-    # These make much of little.
+    # These operators compute large outputs from small inputs.
     return node.op_type in ("ConstantOfShape", "Expand", "Range", "Tile") or _reads_much(node)
 
 

@@ -4,7 +4,8 @@ r"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it.
       = W' x + b'    with W' = W gamma / sqrt(var + eps)  (per output channel)
                      and  b' = (b - mean) gamma / sqrt(var + eps) + beta
 
-Layers that share a weight each get one of their own; one that another kind of node reads stays.
+Layers that share a weight each get a copy of their own. A weight that other kinds of nodes read is
+left alone.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def states_of(node: ir.Node) -> tuple[int, int, int]:
 
     Returns:
         That index, the index of the first state among the outputs of the body, and the number of
-        states. A Loop also has a trip count and a condition, of which the body returns the latter.
+        states. A Loop also has a trip count and a condition; its body returns the condition.
     """
     if node.op_type == "Loop":
         return 2, 1, len(node.inputs) - 2

@@ -39,7 +39,7 @@ def cut_maps(model: ir.Model) -> Report:
     for place, value in enumerate(outputs):
         node = value.producer()
         if node is not None and node.op_type == "ZipMap" and node.inputs[0] is not None:
-            report.changed[value.name or ""] = f"'{node.inputs[0].name}', before the ZipMap"
+            report.changed[value.name or ""] = f"taken from '{node.inputs[0].name}' (before ZipMap)"
             outputs[place] = node.inputs[0]
     numbers = [value for value in outputs if value.dtype is not ir.DataType.STRING]
     if numbers:
@@ -68,7 +68,7 @@ def require_network(model: ir.Model) -> None:
 
 
 def standard_norms(model: ir.Model) -> bool:
-    """Write each Normalizer with the Euclidean norm as LpNormalization, in place; whether any was.
+    """Write each Normalizer with the Euclidean norm as LpNormalization, in place; True if any was.
 
     Its kernel overwrites the numbers before it reads their signs where it runs in place: where its
     input is computed and of a known shape (onnxruntime 1.19 and 1.32).
@@ -90,7 +90,7 @@ def _is_euclidean(node: ir.Node) -> bool:
 
 
 def infer_elementwise(model: ir.Model) -> bool:
-    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX lacks; whether any was."""
+    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX lacks; True if any was."""
     found = False
     for node in model.graph.all_nodes():
         # A Normalizer of unknown shape is right, see `standard_norms`.

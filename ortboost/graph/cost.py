@@ -162,7 +162,7 @@ def _graph(graph: ir.Graph, nodes: Counter[str], uncounted: dict[str, str]) -> C
             branches = [_graph(body, nodes, uncounted) for body in subgraphs(node)]
             macs.update(max(branches, key=lambda macs: sum(macs.values()), default=Counter()))
             continue
-        if node.op_type in ("Loop", "Scan"):  # worth a word only if its body has such operators
+        if node.op_type in ("Loop", "Scan"):  # mentioned only if its body has such operators
             inner: dict[str, str] = {}
             if any(_graph(body, Counter(), inner) for body in subgraphs(node)) or inner:
                 uncounted[name] = f"the number of iterations of the {node.op_type} is not known"

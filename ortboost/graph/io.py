@@ -147,9 +147,9 @@ def check_model_file(path: Path) -> None:
 
 
 def _name_apart(model: ir.Model) -> None:
-    """Give a model tensors of its own that read those of the model in memory that it came from.
+    """Give a model its own tensor objects, which read those of the user's model in memory.
 
-    Renaming a weight renames its tensor, which would be that of the user's model.
+    Renaming a weight renames its tensor: without this, that of the user's model, too.
     """
     for value, tensor in all_tensors(model):
         value.const_value = _reading(tensor)

@@ -1,8 +1,8 @@
 """The logarithm of a sigmoid as ``-softplus(-x)``.
 
-``torch.nn.functional.logsigmoid`` is computed so, but both of torch's exporters write Sigmoid and
-Log. onnxruntime's Sigmoid is off by some percent from -15 on and 0 from -18 on, so that the loss
-would be infinite and its gradient not a number.
+``torch.nn.functional.logsigmoid`` is computed in this way, but both of torch's exporters write
+Sigmoid and Log. onnxruntime's Sigmoid is off by some percent from -15 on and 0 from -18 on, so that
+the loss would be infinite and its gradient not a number.
 """
 
 from __future__ import annotations

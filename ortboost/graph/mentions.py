@@ -26,7 +26,7 @@ def mentions(path: Path, text: str) -> bool:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         try:
             return _inside(view, text.encode(), 0, len(view), _TO_INITIALIZERS)
-        except (IndexError, KeyError):  # no protobuf, or a damaged one
+        except (IndexError, KeyError):  # not protobuf, or damaged
             return view.find(text.encode()) >= 0
 
 
@@ -53,7 +53,7 @@ def _inside(view: mmap.mmap, text: bytes, start: int, end: int, nested: tuple[in
 
 
 def _varint(view: mmap.mmap, start: int) -> tuple[int, int]:
-    """A number of protobuf, seven bits a byte, and the position behind it."""
+    """A protobuf varint (seven bits per byte), and the position after it."""
     number = 0
     for place in range(10):  # no more: other files may have millions of such bytes
         byte = view[start + place]

@@ -269,7 +269,7 @@ def rewrites(
 def _replace(
     node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder, bypass: bool
 ) -> bool:
-    """Put the outputs in the node's place; whether the node is left in the graph to be removed."""
+    """Put the outputs in the node's place; True if the node still has to be removed."""
     if list(outputs) == list(node.outputs):
         return False  # the rule changed the node in place
     if bypass and len(outputs) == 1 and outputs[0] is not None and not builder.nodes:
@@ -302,7 +302,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
     if not old.is_graph_output():
         ir.convenience.replace_all_uses_with(old, new)
         return True
-    name, old.name = old.name, f"{old.name}/replaced"  # at no time have two values one name
+    name, old.name = old.name, f"{old.name}/replaced"  # two values must never have the same name
     new.name = name
     new.type = new.type or old.type
     new.shape = old.shape if old.shape is not None else new.shape

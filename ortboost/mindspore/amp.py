@@ -76,7 +76,7 @@ class FixedLossScaleManager(LossScaleManager):
     Args:
         loss_scale: The scale, at least 1.
         drop_overflow_update: Whether an overflow skips the update. With False the training step
-            does not unscale: give the optimizer the same ``loss_scale``. Another one is warned of.
+            does not unscale: give the optimizer the same ``loss_scale``, or a warning says so.
 
     Example:
         >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None

@@ -1,7 +1,8 @@
 """The protocol of an update rule: its slots for each parameter, and the nodes of one update.
 
 To add an optimizer, write a file beside this one with a frozen dataclass that has ``name``,
-``slots`` and ``update``, and enter it in :data:`ortboost.optimizers.OPTIMIZERS`.
+``slots`` and ``update``, and add it to :data:`ortboost.optimizers.OPTIMIZERS`; the section
+"Where to add things" of ``docs/architecture.md`` lists the other places.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Update:
 
 
 class Rule(Configuration):
-    """Base of the update rules here; other objects need only follow the protocol."""
+    """Base class of the update rules here; rules of users only need to follow the protocol."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -92,16 +93,16 @@ class Optimizer(Protocol):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the tensors kept for each parameter: of its shape and type, at first zeros."""
+        """Names of the tensors kept for each parameter, of its shape and type, initially zeros."""
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update of one parameter to ``b``."""
 
 
 def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
-    """The gradient after weight decay, ``g <- g + wd w``, and after the transform of boosts.
+    """The gradient after weight decay, ``g <- g + wd w``, and the transformations of boosts.
 
-    Without ``decay``, for rules that decay the weight directly, only after the latter.
+    Rules that decay the weight directly pass ``decay=False``: then only boosts change the gradient.
     """
     grad = p.grad
     if decay and p.weight_decay:

@@ -93,7 +93,7 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
     parameters.update({parameter.name: parameter for parameter in trained})
     named = [parameter.name for parameter in trained]
     log.add(_moving_norms(model, norms.report, named, config))
-    log.add(write_out_real_inverses(model))  # late: its matrices are no parameters
+    log.add(write_out_real_inverses(model))  # late: its matrices are not parameters
     padding, padded = _padding_rows(model, named, config)
     log.add(padded)
     return Forward(
@@ -110,7 +110,7 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
 
 
 def _check_inputs(model: ir.Model) -> None:
-    """Refuse an input for which no batch can be checked, or to which none fits."""
+    """Refuse an input of unknown rank, or with an axis of length 0."""
     for value in model.graph.inputs:
         if value.is_initializer() or not value.uses():
             continue
@@ -127,7 +127,7 @@ def _check_inputs(model: ir.Model) -> None:
 
 
 def _still_norms(model: ir.Model, frozen: Callable[[ir.Node], bool]) -> Report:
-    """Note BatchNormalizations whose momentum says that their statistics never move."""
+    """Note BatchNormalizations with a momentum of 1, by which their statistics would never move."""
     report = Report("momentum_of_norms")
     still = [label(n) for n in batch_norms(model) if has_no_momentum(n) and not frozen(n)]
     if still:
@@ -180,7 +180,7 @@ def _padding_rows(
 
 
 def _check_padding_row(model: ir.Model, name: str, row: int, trained: Sequence[str]) -> None:
-    """Refuse a padding row that the user gave for what is not a trained table with this row."""
+    """Refuse a padding row of the user, unless the tensor is a trained table with this row."""
     where = f"padding_idx, {source_name(model)}"
     require_known(name, trained, f"'{name}' has a padding row, but is not trained.", where)
     table = model.graph.initializers[name]

@@ -69,7 +69,7 @@ class Lowered:
         roles = {name: p.role for name, p in self.forward.parameters.items()}
         found = []
         for name, array in self.values.items():
-            # The scale is the only state that is no tensor of the model.
+            # The scale is the only state that is not a tensor of the model.
             kind = "scale" if name not in roles else "parameter"
             if roles.get(name, "").startswith("running_"):
                 kind = "buffer"

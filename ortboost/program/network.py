@@ -1,4 +1,4 @@
-"""The network of a model file: standard operators, lengths as numbers, weights as tensors."""
+"""Read the network of a model file, in normal form: standard operators, stored weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Network", "read_network"]
 
 @dataclass(frozen=True)
 class Network:
-    """A model as its author would read it, without a loss.
+    """A model in normal form, without a loss.
 
     Args:
         model: The graph; weights are initializers.
@@ -87,7 +87,7 @@ def read_network(
     named = {*(config.parameters or ()), *config.trainable, *config.freeze}
     log.add(store_weights(model, keep=named))
     log.add(tie_copies(model, apart=named))
-    _leave_prefix(model)
+    _rename_reserved(model)
     log.add(write_out_batch_statistics(model))
     log.add(write_out_counted_padding(model))
     log.add(write_out_log_sigmoids(model))
@@ -118,7 +118,7 @@ def _has_own_rule(function: ir.Function) -> bool:
 
 
 def _check_kept_functions(model: ir.Model, opsets: range, widened: Collection[ir.DataType]) -> None:
-    """Refuse a function with a rule that has to be rewritten: only inlined ones are."""
+    """Refuse a function with a gradient rule if it has to be rewritten, which needs inlining."""
     version = model.opset_imports.get("")
     for function in filter(_has_own_rule, model.functions.values()):
         own = function.opset_imports.get("", version)
@@ -132,7 +132,7 @@ def _check_kept_functions(model: ir.Model, opsets: range, widened: Collection[ir
             )
 
 
-def _leave_prefix(model: ir.Model) -> None:
+def _rename_reserved(model: ir.Model) -> None:
     """Rename tensors called ``ortboost/...``, which files written by ortboost contain."""
     prefix, graph = "ortboost/", model.graph
     visible = [v.name or "" for v in (*graph.inputs, *graph.outputs)]

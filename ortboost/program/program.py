@@ -203,7 +203,7 @@ class Program(Shown):
                 where=f"{target}: {error}",
                 fix="Choose another path.",
             ) from error
-        # A writer that died may have left its replacement half done.
+        # A process that died may have left a replacement unfinished.
         finish_replacement(target)
         with temporary_folder(target) as made:
             digests = self._digests(
@@ -218,7 +218,7 @@ class Program(Shown):
                     fix="Check the free space and permissions.",
                 ) from error
             write_json(made / MANIFEST, self._manifest(digests))
-            # A program of more graphs may have been here: none of its files may stay.
+            # Remove the files of an earlier program with more graphs, too.
             former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
             replace_files(made, target, {*former, *dropping})
         return target

@@ -206,7 +206,7 @@ def _segments_of(
     needs, place = _needs(graph), {node: i for i, node in enumerate(graph)}
     # Bit i of a mask is node i; `upto[i]` are the nodes of the segments 0 to i.
     reached, upto = 0, []
-    if draws_first:  # in one order; draws without inputs are no constants
+    if draws_first:  # in a fixed order; random operators without inputs are not constants
         reached = _union(needs[node] for node in graph if is_random(node))
     for nodes in ends:
         reached |= _union(needs[node] for node in nodes)

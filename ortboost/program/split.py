@@ -157,7 +157,7 @@ def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
         inside = [spec.name for spec in split.exchanged] + _exchange_points(split.update)
         if inside:
             raise ConfigError(
-                "The processes exchange values within these graphs, which takes more graphs.",
+                "The processes exchange values within a step, for which two graphs are not enough.",
                 where=first_of(inside, 1),
                 fix="Remove sync-bn, shard of dim-reduce and distribute_inverses of thor, or train "
                 "with ortboost.",

@@ -124,8 +124,8 @@ class _Writer:
         self.accumulator = config.accumulator
         self.scale = self.inputs.get(names.SCALE)  # a flush has none
         self.scaler = None if self.scale is None else config.scaler
-        self.own: list[str] = []  # states of boosts that change with the update
-        self.each_step: list[str] = []  # states that change in every step
+        self.at_update: list[str] = []  # states of boosts that change at an update
+        self.at_step: list[str] = []  # states of boosts that change at each step of a window
         self._early: dict[str, ir.Value] = {}  # next states that are computed before the branches
         self._declare_states(graph)
 
@@ -148,9 +148,9 @@ class _Writer:
                             where=f"boost '{boost.name}', states",
                             fix="Declare it only if the window of the graph is above 1.",
                         )
-                    self.each_step.append(state.name)
+                    self.at_step.append(state.name)
                 elif state.changes_at == "update":
-                    self.own.append(state.name)
+                    self.at_update.append(state.name)
         for name in reversed(self.counters):
             self.state.add(name, "counter", np.int64(0))
 
@@ -196,22 +196,22 @@ class _Writer:
         caused = scaled.caused()
         self.b.flush()
 
-        def good() -> dict[str, ir.Value]:
-            moved = self._moved(scaled)
-            return {**moved, **buffers_next, **self._passed(scaled)}
+        def if_finite() -> dict[str, ir.Value]:
+            changed = self._changed(scaled)
+            return {**changed, **buffers_next, **self._after_finite(scaled)}
 
-        def bad() -> dict[str, ir.Value]:
+        def if_overflow() -> dict[str, ir.Value]:
             # With accumulation, the second `If` decides on parameters, and this one on the window.
-            kept = self._unchanged() if self.accumulator is None else self._waiting()
+            kept = self._unchanged() if self.accumulator is None else self._unchanged_window()
             buffers = {
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            return {**kept, **buffers, **self._skipped(caused)}
+            return {**kept, **buffers, **self._after_overflow(caused)}
 
         if self.accumulator is None:
             self._take_sums(finite)
-        results = self._choose("ortboost/gate", finite, good, bad)
+        results = self._choose("ortboost/gate", finite, if_finite, if_overflow)
         results |= self._update_if_full(results)
         return self._parts(results, overflow)
 
@@ -220,8 +220,8 @@ class _Writer:
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
         if self.accumulator is None:
             self._take_sums(None)
-        moved = self._moved(scaled)
-        results = self._named({**moved, **buffers_next, **self._passed(scaled)})
+        changed = self._changed(scaled)
+        results = self._named({**changed, **buffers_next, **self._after_finite(scaled)})
         self.b.flush()
         results |= self._update_if_full(results)
         return self._parts(results, overflow)
@@ -230,7 +230,7 @@ class _Writer:
         """Update with an incomplete window, if it is not empty."""
         b, accumulator = self.b, self.accumulator
         assert accumulator is not None  # there is no flush graph without one
-        some, gradients = accumulator.remainder(self.context)
+        begun, gradients = accumulator.remainder(self.context)
         b.flush()
 
         def applied() -> dict[str, ir.Value]:
@@ -240,11 +240,11 @@ class _Writer:
             cleared = {name: self.inputs[name] for name in accumulator.cleared(self.context)}
             return {**self._unchanged(), **cleared}
 
-        self._take_sums(some)
-        results = self._choose("ortboost/flush", some, applied, kept)
-        return self._parts(results, some)
+        self._take_sums(begun)
+        results = self._choose("ortboost/flush", begun, applied, kept)
+        return self._parts(results, begun)
 
-    def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
+    def _changed(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
         """The states that a step with finite gradients changes: all, or the window."""
         if self.accumulator is None:
             return self._updated(scaled.unscaled)
@@ -253,10 +253,10 @@ class _Writer:
             states |= boost.observe(self.context)
         return {**states, _FULL: full}
 
-    def _waiting(self) -> dict[str, ir.Value]:
-        """The window unchanged."""
+    def _unchanged_window(self) -> dict[str, ir.Value]:
+        """The states of the accumulation window, unchanged."""
         return {
-            **{name: self.inputs[name] for name in self.each_step},
+            **{name: self.inputs[name] for name in self.at_step},
             _FULL: self.b.const(False, _BOOL),
         }
 
@@ -267,13 +267,13 @@ class _Writer:
         full = results.pop(_FULL)  # not a state: it only passes from one If to the other
         gradients = partial(self.accumulator.accumulated, self.context, results)
         # The second If reads what the first one wrote, not the values before the step.
-        observed = {name: results[name] for name in self.each_step}
+        observed = {name: results[name] for name in self.at_step}
         self.context.states = {**self.inputs, **observed}
         self._take_sums(full)
         updated = partial(self._updated, gradients)
         return self._choose("ortboost/apply", full, updated, self._unchanged)
 
-    def _passed(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
+    def _after_finite(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
         """Scale and counters after a step with finite or unchecked gradients."""
         found: dict[str, ir.Value] = {}
         if self.scaler is not None and self.scale is not None:
@@ -286,7 +286,7 @@ class _Writer:
             found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
         return found
 
-    def _skipped(self, caused: Mapping[int, ir.Value]) -> dict[str, ir.Value]:
+    def _after_overflow(self, caused: Mapping[int, ir.Value]) -> dict[str, ir.Value]:
         """Scale and counters after a step with overflow."""
         b, one = self.b, self.b.const(1, _INT64)
         found: dict[str, ir.Value] = {}
@@ -345,7 +345,7 @@ class _Writer:
         for boost in self.boosts:
             boost.after_update(context)
         # A boost need not change a state at every update, but both branches need the same results.
-        own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
+        own = {name: next_of.get(name, self.inputs[name]) for name in self.at_update}
         return {**next_of, **own, **counts}
 
     def _counts(self) -> dict[str, ir.Value]:
@@ -374,5 +374,6 @@ class _Writer:
     def _unchanged(self) -> dict[str, ir.Value]:
         """The states of :meth:`_updated`, unchanged."""
         return {
-            name: self.inputs[name] for name in (*self.counters, *self.own, *self.parameters.states)
+            name: self.inputs[name]
+            for name in (*self.counters, *self.at_update, *self.parameters.states)
         }

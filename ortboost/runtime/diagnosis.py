@@ -128,7 +128,7 @@ def diagnose(
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
     # Gradients too large, yet finite; or only running statistics that are not.
     sinks = sinks or [name for name in bad if name.startswith((ZEROS, STATISTICS))]
-    way = _back(sinks, made, bad)  # non-finite from the origin to the sinks
+    way = _ancestors_among(sinks, made, bad)  # non-finite from the origin to the sinks
     # In which part of the step a node is; the first of these that contains it.
     ends = [made[name] for name in gradients if name in made]
     sides = {
@@ -188,8 +188,10 @@ def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorSt
     return tuple(found.values())
 
 
-def _back(ends: Sequence[str], made: Mapping[str, ir.Value], among: set[str]) -> set[str]:
-    """The ends, and the names ``among`` those of the tensors that they depend on."""
+def _ancestors_among(
+    ends: Sequence[str], made: Mapping[str, ir.Value], among: set[str]
+) -> set[str]:
+    """The ends, and those of the names ``among`` that they depend on, through such names only."""
     pending, seen = list(ends), set[str]()
     while pending:
         name = pending.pop()

@@ -92,7 +92,7 @@ def check_token_ids(array: NDArray[Any], spec: TensorSpec) -> None:
         raise UsageError(
             f"The token ID {lowest} is negative: its embedding has the rows 0 to {spec.rows - 1}.",
             where=f"input '{spec.name}'",
-            fix="Replace it by the padding token; labels to ignore are for the labels alone.",
+            fix="Replace it with the padding token; only labels can be marked as ignored.",
         )
 
 

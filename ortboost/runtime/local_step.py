@@ -44,7 +44,7 @@ class LocalStep:
             if self._replay:
                 model, catalogue = passing_on(model, catalogue, self._program.catalogue)
             graph = (model, catalogue, self._state)
-            # It does not refer to this object: its memory need not wait for a garbage collection.
+            # No reference to this object: without a cycle, its memory is freed at once.
             compiled = partial(CompiledGraph, *graph, threads=self._threads)
             self._opened[name] = ReplayedGraph(compiled, *graph) if self._replay else compiled()
         return self._opened[name]

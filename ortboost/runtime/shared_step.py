@@ -157,7 +157,7 @@ class SharedStep:
             return {**numbers, **graphs.update.run(rates)}
 
     def _sum_at_once(self, graphs: SplitGraphs, own: Counts, compute: _Compute) -> list[float]:
-        """Sum all that the parts of a batch contribute in one message; the loss and the metrics.
+        """Sum all that the parts of a batch contribute in one message; returns loss and metrics.
 
         Every message takes time, however short; for small networks more than their computation.
         """
@@ -190,7 +190,7 @@ class SharedStep:
     def _sum_in_turn(
         self, graphs: SplitGraphs, own: Counts, compute: _Compute
     ) -> NDArray[np.float64]:
-        """Sum what the parts contribute as soon as it is there; the loss and the metrics."""
+        """Sum what the parts contribute as soon as it is there; returns loss and metrics."""
         # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
         ran = bool(own.terms or (own.samples and (graphs.means or graphs.exchanges)))
         weighing = self._start_weighing(own, ran, exchanges=bool(graphs.exchanges))

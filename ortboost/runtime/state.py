@@ -4,8 +4,8 @@ A state that is updated in place has one buffer; any other has two, and the step
 alternate between them. No state is copied in a step.
 
 Of a sharded state with `k` rows, process `r` of `N` holds the rows `[k r / N, k (r + 1) / N)`. It
-never changes, so as a whole it is read from where it came from, usually the file of the program.
-The same holds for the state with the rank of a process, :data:`~ortboost.boosts.roles.PART`.
+never changes, so the whole tensor is read from its source, usually the file of the program. The
+same holds for the state with the rank of a process, :data:`~ortboost.boosts.roles.PART`.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Stepper(Shown):
     def _run(
         self, name: str, ready: Mapping[str, NDArray[Any]], seed: int | None
     ) -> dict[str, NDArray[Any]]:
-        """Run a step graph; its outputs."""
+        """Run a step graph, and return its outputs."""
         try:
             return self._runner.run(name, ready, seed=seed)
         except OrtBoostError:

@@ -154,7 +154,7 @@ def _updates(program: Program) -> dict[str, list[tuple[str, float]]]:
 
 
 def _chain(value: ir.Value, buffer: str) -> list[tuple[str, float]] | None:
-    """The updates ``new = old m + batch (1 - m)`` from a buffer to a value, if it is such a one."""
+    """The updates ``new = old m + batch (1 - m)`` from a buffer to a value, if it has this form."""
     if value.name == buffer:
         return []
     # The step states m only in its graph: the factor of the term that leads to the buffer.

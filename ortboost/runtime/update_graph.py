@@ -1,4 +1,4 @@
-"""An update that all processes run alike, except for sums of parts that they compute."""
+"""The update of several processes: the same in all, except for parts of sums that each computes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UpdateGraph:
         )
 
     def run(self, rates: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Update the state with these learning rates; the other outputs."""
+        """Update the state with these learning rates, and return the other outputs."""
         values = self._graph.run(0, rates)
         for number, exchange in enumerate(self.exchanges, 1):
             exchange.run(1.0)

@@ -93,14 +93,14 @@ def _require_one_step(program: Program) -> None:
     steps = [name for name in program.graphs if name.partition(".")[0] == names.STEP_GRAPH]
     if len(steps) > 1:
         raise ConfigError(
-            "The program has several step graphs, which gradients alone cannot choose from.",
+            "The program has several step graphs, and gradients alone do not say which one to run.",
             where=", ".join(steps),
             fix="Train without gradient freeze and THOR, or call the training cell itself.",
         )
 
 
 def _sliced(program: Program) -> ir.Model:
-    """The nodes that compute the next states, but for running statistics, from the gradients."""
+    """The nodes that compute the next states from the gradients, except running statistics."""
     # Without a finite check nothing else needs the forward pass: the slice ends at the gradients.
     entries = [e for e in program.catalogue.state if e.next is not None and e.kind != "buffer"]
     gradients = [gradient_name(entry.name) for entry in entries if entry.kind == "parameter"]

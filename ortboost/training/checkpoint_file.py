@@ -134,7 +134,7 @@ def write_checkpoint(
             raise FileError(
                 "A checkpoint cannot be written.",
                 where=f"{tensors}: {error}",
-                fix="Free some disk space, or mend the folder."
+                fix="Free some disk space, or check the folder and its permissions."
                 if full
                 else "State tensors must have numeric dtypes.",
             ) from error

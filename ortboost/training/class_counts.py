@@ -1,4 +1,4 @@
-r"""Metrics of classes that are no means over samples: F1, precision, recall, IoU, AUC.
+r"""Metrics of classes that are not means over samples: F1, precision, recall, IoU, AUC.
 
 With `t` the samples (or positions) of a class that are predicted as this class, `p` all that are
 predicted as it, and `n` all that belong to it::
@@ -119,7 +119,7 @@ def ranked(scores: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[n
         raise ArgumentValueError(
             "The area under the ROC curve needs two classes.",
             where=f"metric 'auc', output {list(scores.shape)}",
-            fix="Take accuracy or f1.",
+            fix="Use accuracy or f1.",
         )
     classes = class_labels(scores, labels)
     first, second = np.moveaxis(scores.astype(np.float64), 1, 0)

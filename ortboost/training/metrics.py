@@ -71,12 +71,13 @@ class Metric:
     """A number that is computed from the scores and the labels of all batches.
 
     Args:
-        name: The name in logs; in a training ``val_`` stands before it.
-        batch: (scores ``[N, C, ...]``, labels) to what this batch contributes, for example counts.
-            Labels that are ignored, and their scores, are left out; both are flat then. ``None``
-            for a metric of the loss, which the evaluation graph computes.
-        value: The contributions of all batches to the metric; for a metric of the loss, pairs of
-            its sum over a batch and the number of terms.
+        name: The name in logs; in a training with the prefix ``val_``.
+        batch: A function of the scores ``[N, C, ...]`` and the labels of a batch that returns what
+            the batch contributes, for example counts. If labels are ignored, it gets only the
+            others with their scores, ``[n, C]`` and ``[n]``. ``None`` for a metric of the loss,
+            which the evaluation graph computes.
+        value: A function of the list of all contributions that returns the metric. For a metric of
+            the loss, a contribution is the sum of the loss over a batch and the number of terms.
         rising: Whether a higher value is better.
         labels: What the labels are: ``classes`` for one class per sample or position, ``scores``
             for a label for each score; ``None`` for either.
@@ -124,7 +125,8 @@ class Metric:
 
         Args:
             name: The name in logs.
-            function: (scores ``[N, C, ...]``, labels) to a value for each sample, ``[N]``.
+            function: A function of the scores ``[N, C, ...]`` and the labels of a batch that
+                returns a value for each sample, ``[N]``.
             rising: Whether a higher value is better.
             labels: What the labels are, see :class:`Metric`.
         """
@@ -159,7 +161,7 @@ class Metric:
         """The value as a float; NaN if no batch contributed.
 
         Raises:
-            UsageError: ``value`` raised an error, or returned something else than a number.
+            UsageError: ``value`` raised an error, or did not return a number.
         """
         if not parts:
             return math.nan
@@ -173,9 +175,9 @@ class Metric:
         return UsageError(
             f"The metric '{self.name}' failed: {type(error).__name__}: {first_line(error)}",
             where=f"{function}({shapes or 'the contributions of all batches'})",
-            fix="Mend this function; it has to return a number."
+            fix="Fix this function; it has to return a number."
             if function == "value"
-            else "Mend this function; its arguments are the scores and the labels of a batch.",
+            else "Fix this function; its arguments are the scores and the labels of a batch.",
         )
 
 

@@ -232,7 +232,7 @@ class NotebookProgress(QuietProgress):
 
 def in_notebook() -> bool:
     """Whether this is a notebook session: IPython with a kernel, which can show HTML."""
-    # Without importing IPython: who has not imported it is in no notebook.
+    # Do not import IPython: a process that has not imported it is not in a notebook.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 

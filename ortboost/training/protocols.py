@@ -75,7 +75,7 @@ class Stepper(Protocol):
         """
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
-        """Apply an incomplete window of gradient accumulation; whether there was one."""
+        """Apply an incomplete window of gradient accumulation; True if there was one."""
 
     def state(self, *, copy: bool = True) -> Mapping[str, Array]:
         """Every state tensor on the host.

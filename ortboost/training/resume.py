@@ -46,7 +46,7 @@ def find_checkpoint(
         tell(f"warning: checkpoint refused: {refused.path}: {refused.reason}")
     if found.checkpoint is not None:
         if found.refused:
-            tell(f"warning: falling back to the valid one before it: {found.checkpoint.path}")
+            tell(f"warning: falling back to the newest valid checkpoint: {found.checkpoint.path}")
         store.prune()  # a smaller `keep` may have been set because the disk was full
         return found.checkpoint
     if found.refused:

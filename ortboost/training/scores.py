@@ -156,7 +156,7 @@ def class_labels(scores: Array, labels: Array) -> Array:
 
 
 def _of_each(scores: Array, labels: Array) -> Array:
-    """The labels in the shape of the scores, of which an axis of one element may be missing."""
+    """The labels in the shape of the scores; they may lack axes of length 1."""
     if not in_order(labels.shape, scores.shape):
         raise _mismatch(scores, labels)
     return labels.reshape(scores.shape)

@@ -25,7 +25,7 @@ _MOVES: Final = ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 def logits_before(
     builder: Builder, output: ir.Value, activation: str, class_axis: int | None = None
 ) -> ir.Value | None:
-    """The logits that an output is the activation of, in its shape; ``None`` if it is not.
+    """The logits to which an output applies an activation, in its shape; ``None`` without one.
 
     Args:
         builder: Takes the nodes that bring the logits to the shape of the output.
@@ -113,7 +113,7 @@ def decision_threshold(scores: ir.Value) -> float:
 
 
 def _before_moves(output: ir.Value, *also: str) -> tuple[ir.Value, list[ir.Node]]:
-    """The value before the nodes that only name, cast or move it, and those that move, in order."""
+    """The value before nodes that only rename, cast or reshape it, and those that reshape it."""
     moves: list[ir.Node] = []
     while (node := producer_of(output, "Identity", "Cast", *_MOVES, *also)) is not None:
         if node.inputs[0] is None:
@@ -125,7 +125,7 @@ def _before_moves(output: ir.Value, *also: str) -> tuple[ir.Value, list[ir.Node]
 
 
 def _axis_before(moves: list[ir.Node], output: ir.Value, axis: int) -> tuple[int, int] | None:
-    """Where an axis of the output is before the nodes that move it, and the rank there."""
+    """The index of an output axis before the nodes that reshape it, and the rank there."""
     shape = known_shape(output)
     for node in reversed(moves):
         if shape is None:

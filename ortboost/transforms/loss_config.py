@@ -176,7 +176,7 @@ class LossConfig(Configuration):
 
 
 def _suggestion(name: str) -> str:
-    """The losses to choose from, and the one that another library calls so."""
+    """The losses to choose from, and the one that other libraries know by this name."""
     plain = name.lower().replace("_", "").replace("-", "").removesuffix("loss")
     for loss in LOSSES:
         if plain in f"{loss} {_OTHER_NAMES.get(loss, '')}".replace("-", "").split():

@@ -78,7 +78,7 @@ def _cross_entropy(builder: Builder, x: ir.Value, labels: ir.Value, config: Loss
     spread = None if weights is None else _class_weights(builder, x, weights, spread=True)
     of_each = log_p if spread is None else builder.op("Mul", log_p, spread, shape=x.shape)
     of_all = builder.op("ReduceMean", of_each, builder.ints(1), keepdims=1)
-    if spread is not None:  # the loss multiplies it by the weight of the label: torch does not
+    if spread is not None:  # the loss below multiplies by the weight of the label, unlike torch
         of_all = builder.op("Div", of_all, spread, shape=x.shape)
     smoothed = _mixed(builder, log_p, of_all, config.label_smoothing)
     smoothed.shape = x.shape
@@ -93,7 +93,7 @@ def _class_weights(
     axis: int | None = 1,
     spread: bool = False,
 ) -> ir.Value:
-    """The weights of the classes in an axis; spread: in a shape that broadcasts to the scores."""
+    """The weights of the classes in an axis; with ``spread``, they broadcast to ``x``."""
     shape, axis = known_shape(x) or (), -1 if axis is None else axis
     if len(shape) < 2 or shape[axis] != len(weights):
         raise ConfigError(
@@ -205,7 +205,7 @@ def _weighted(builder: Builder, losses: ir.Value, x: ir.Value, key: str, weight:
             fix="Give a number, or an array with one weight for each output.",
         )
     factor = builder.const(weight)
-    factor.metadata_props[ROLE_MARK] = "constant"  # its use is that of a trained scale
+    factor.metadata_props[ROLE_MARK] = "constant"  # it is used like a trained scale, but is not one
     return builder.op("Mul", losses, factor)
 
 

@@ -70,7 +70,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
         if node.op_type == "Gemm" and (weight := _matrix(node.inputs[1])):
             out_axis = 0 if node.attributes.get_int("transB", 0) else 1
             own = input_at(node, 2)
-            # A computed third operand is no bias; the Gemm may have both its own and an Add's.
+            # A computed third operand is not a bias; the Gemm may have both its own and an Add's.
             if own is None or own.is_initializer():
                 return DenseLayer(node, weight, own or bias, out_axis)
         if node.op_type == "MatMul":

@@ -271,7 +271,7 @@ def test_a_program_of_numbers_has_no_accuracy(tmp_path):
 def test_a_ratio_that_does_not_decide_is_told(trained, tmp_path):
     settings = {"verify": DIGITS, "precision": "int8", "calibration": DIGITS}
     found = api.export(trained, tmp_path / "o.onnx", **settings, min_sqnr=200.0)
-    assert "The accuracy decided about 'logits', not --min-sqnr." in found.notes
+    assert "For 'logits', the accuracy was checked instead of --min-sqnr." in found.notes
 
 
 SHAPES = {"w": (1, 40, 6), "r": (1, 40, 10), "k": (10, 2)}

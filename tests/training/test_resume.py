@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, whole, 
     trainer.fit(train, validation, resume=True)
     err = capsys.readouterr().err
     assert f"checkpoint refused: {newest}" in err
-    assert "falling back to the valid one before it" in err
+    assert "falling back to the newest valid checkpoint" in err
     assert fingerprint(trainer) == whole[0]
     assert curves(tmp_path) == whole[1]
 

@@ -93,7 +93,7 @@ def _shrink(site: Site, x: Term) -> Term:
     """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, 0 between."""
     bias, lambd = site.number("bias", 0.0), site.number("lambd", 0.5)
     low, high = x < -lambd, x > lambd
-    # Between the bounds the sum is of no matter: the product below is 0 there.
+    # Between the bounds the sum does not matter: the product below is 0 there.
     moved = x + low.where(bias, -bias)
     outside = low.call("Or", high)
     return moved.call("Mul", site.cast(outside.value))

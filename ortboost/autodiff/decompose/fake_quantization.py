@@ -49,7 +49,7 @@ def _stopped(site: Site, value: ir.Value) -> ir.Value:
 def _settings(quantizer: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray]:
     """Scale and zero point, in a shape that broadcasts to ``x``."""
     scale, zero = constant(quantizer.inputs[1]), constant(input_at(quantizer, 2))
-    assert scale is not None  # else it is no fake quantizer
+    assert scale is not None  # otherwise it is not a fake quantizer
     zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64)
     if scale.size == 1:
         return scale.reshape(()), zero.reshape(())

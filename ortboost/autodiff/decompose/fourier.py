@@ -49,7 +49,7 @@ def _dft(site: Site) -> list[ir.Value | None]:
         raise Refusal("it is not known whether its input is real or complex")
     inverse, onesided = bool(site.integer("inverse", 0)), bool(site.integer("onesided", 0))
     values, given = shape[axis], site.array(1)
-    # Without a length, it is that of the axis, or what one side of a spectrum stands for.
+    # The default length is that of the axis, or of the signal that a one-sided spectrum is from.
     if site.optional(1) is None and isinstance(values, int):
         given = np.array(2 * (values - 1) if inverse and onesided else values)
     if isinstance(values, int) and given is not None:
@@ -63,7 +63,7 @@ def _dft(site: Site) -> list[ir.Value | None]:
             array = _matrix(values, count, kept, parts, inverse=inverse)
         matrix = site.const(array, site.dtype)
     elif inverse and onesided:
-        raise Refusal("an inverse transform of one side of unknown length")
+        raise Refusal("a one-sided inverse transform of unknown length")
     else:
         matrix = _matrix_at_run_time(site, axis, parts, inverse=inverse, onesided=onesided)
 
@@ -123,7 +123,7 @@ def _transposed(site: Site, value: ir.Value, order: list[int]) -> ir.Value:
 def _matrix_at_run_time(
     site: Site, axis: int, parts: int, *, inverse: bool, onesided: bool
 ) -> ir.Value:
-    """The matrix for lengths that are known when the step runs only; see :func:`_matrix`."""
+    """The matrix for lengths that are known only when the step runs; see :func:`_matrix`."""
     int64 = ir.DataType.INT64
     zero, one = site.const(0, int64), site.const(1, int64)
     values = length(site, site.input(0), axis)
@@ -177,7 +177,7 @@ def _matrix(
 def _matrix_of_one_side(values: int, count: int, parts: int) -> NDArray[np.floating[Any]]:
     """The matrix from one side of a spectrum, `[values, 2]` flattened, to `[count]` real values."""
     if parts != 2 or values != count // 2 + 1:
-        raise Refusal(f"{values} values of one side do not make {count}: runtimes disagree")
+        raise Refusal(f"{values} one-sided values for {count} samples: runtimes disagree")
     k, n = np.arange(values)[:, None], np.arange(count)[None, :]
     angle = (2 * np.pi / count) * ((n * k) % count)
     times = np.where((k == 0) | (2 * k == count), 1, 2) / count

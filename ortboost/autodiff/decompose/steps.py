@@ -58,7 +58,7 @@ def _rounding(site: Site) -> list[ir.Value | None]:
         refusal = Refusal(REFUSED[site.node.op_type])
         if quotient is None:
             raise refusal
-        # Each use as x - floor(x / c) c with the divisor of the quotient, which is no constant.
+        # Each use as x - floor(x / c) c with the divisor of the quotient, if it is not constant.
         x, divisor = quotient.inputs
         for usage in rounded.uses():
             factor = _other(usage.node, usage.idx, "Mul")
@@ -74,12 +74,12 @@ def _stopped(site: Site) -> ir.Value:
 
 
 def _other(node: ir.Node, index: int, op_type: str) -> ir.Value | None:
-    """The other operand of a node with two, if it is of this operator."""
+    """The other operand of a node with two, if the node is of this type."""
     return node.inputs[1 - index] if is_standard(node, op_type) else None
 
 
 def _only_subtracted(value: ir.Value, xs: Sequence[ir.Value | None]) -> bool:
-    """Whether differences from one of `xs` are all that depends on a value, apart from indices.
+    """Whether a value is used only in differences with one of `xs`, and in indices.
 
     The value may be scaled, shifted and bounded before. The differences are not added to `x` again:
     ``x + (q - x)`` is how a straight-through estimator looks without its ``detach``.
@@ -135,7 +135,7 @@ def _to_integers(node: ir.Node) -> bool:
 
 
 def _rejoins(difference: ir.Value, xs: Sequence[ir.Value | None]) -> bool:
-    """Whether a difference from one of `xs`, or a part or multiple, is added to one of them."""
+    """Whether a difference, or a part or multiple of it, is added to one of `xs` again."""
     return any(
         any(v in xs for v in usage.node.inputs)
         if is_standard(usage.node, "Add", "Sub", "Sum")

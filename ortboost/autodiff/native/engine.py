@@ -1,8 +1,9 @@
 """Gradients by ``GradientGraphBuilder`` of onnxruntime-training 1.19.2, without torch.
 
-The builder is exact and fast, but for some forms of operators its gradient is silently wrong.
-``prepare`` (see :mod:`ortboost.autodiff.native.rewrites`) converts a graph into a form for which it
-is correct; ``differentiate`` runs it again on its own copy, so that callers cannot forget it.
+The builder is exact and fast. For some forms of operators, however, it silently returns a wrong
+gradient. ``prepare`` (see :mod:`ortboost.autodiff.native.rewrites`) converts a graph into a form
+for which it is correct; ``differentiate`` runs ``prepare`` again on its own copy, so that callers
+cannot forget it.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class NativeEngine:
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))
 
-        # All of it undone. A detached value, which the loss does not need once it is cut off, was
-        # set aside: it is put back before its readers are joined to it.
+        # Undo all of this. A detached value was set aside, since the loss does not need it once it
+        # is cut off; it is put back before its readers are connected to it again.
         drop_copies(result)
         show_hidden_shapes(result)
         put_back(result, aside)

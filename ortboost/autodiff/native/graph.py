@@ -174,7 +174,7 @@ def _numbers_behind(value: ir.Value) -> list[ir.Value]:
 
 
 def _kind(value: ir.Value) -> tuple[object, ...]:
-    """What equal values computed by equal nodes share; empty for one that is not computed."""
+    """A key that equal values computed by equal nodes share; empty if the value is not computed."""
     producer = value.producer()
     return (producer.op_type, known_shape(value)) if producer is not None else ()
 

@@ -1,8 +1,8 @@
 """Loops in both directions: what a forward Loop or Scan keeps, and the assembly of its gradient.
 
 The body of the backward loop starts as a copy of the forward body, to which the reverse pass has
-added nodes. What these read of the copy is kept by the forward loop, step by step, if its shape is
-known; all else is computed again from the states and slices.
+added nodes. Values of the copy that these read are kept by the forward loop for each step, if their
+shapes are known; all others are computed again from the states and slices.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _like(value: ir.Value, builder: Builder) -> ir.Value:
 def _kept_results(
     forward: ForwardLoop, gradient_nodes: Sequence[ir.Node], results: Sequence[ir.Value]
 ) -> dict[ir.Value, tuple[Slices, ir.Value]]:
-    """Let the forward loop keep what the gradient reads of its steps.
+    """Let the forward loop output what the gradient needs from its steps.
 
     What does not depend on the step (a transposed weight) is computed again, once.
 
@@ -216,7 +216,7 @@ def _remove_unneeded(body: ir.Graph, results: Sequence[ir.Value]) -> None:
 def _kept_inputs(
     forward: ForwardLoop, results: Sequence[ir.Value]
 ) -> list[tuple[Slices, ir.Value]]:
-    """What a backward step needs of the inputs of the forward step."""
+    """What a backward step needs from the inputs of the forward step."""
     found = []
     for value, _ in forward.states:
         if value.uses() or value in results:

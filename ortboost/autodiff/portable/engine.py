@@ -107,7 +107,7 @@ class PortableEngine:
         refuse_nodes(self.name, [(node, why) for node, why in reasons if why is not None], _FIX)
         builder = Builder(work.graph, "ortboost/grad")
         gradients = _gradients(work, reached, loss, wrt, builder)
-        builder.flush()  # behind the forward nodes, which they read
+        builder.flush()  # after the forward nodes, which they read
         lower_losses(work)  # only now: the rules see a loss as one operator
         scatter_in_float32(work)
         inline_functions(work)  # only now: a rule sees a function as one operator

@@ -1,6 +1,7 @@
 """The call of a rule that a user wrote, and a check of what it returns.
 
-A gradient of another shape would fail in training, at a node far from the rule, or broadcast.
+A gradient of another shape would fail in training at a node far from the rule, or would be
+broadcast without an error.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from ortboost.graph.shapes.symbolic_shapes import name_lengths
 
 __all__ = ["REWRITES", "prepare"]
 
-# In this order: what one writes may contain operators of those after it, not before it.
+# The order matters: the nodes that a rewrite creates may need later rewrites, but no earlier ones.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,
     recurrent_to_scan,
@@ -57,8 +57,11 @@ def prepare(model: ir.Model) -> list[Report]:
 
 
 def _decompose_and_prepare(body: ir.Model) -> bool:
-    """Rewrite a body; whether it changed. Its nodes are not decomposed yet, as others are."""
-    # Axes, sizes and branches that are known once the shapes of the body are.
+    """Decompose and prepare a body; returns whether it changed.
+
+    The nodes of the main graph were decomposed before, but not those of bodies.
+    """
+    # Some axes, sizes and branches are known only now that the shapes of the body are.
     while fold_integers(body).modified | inline_branches(body).modified:
         infer_shapes(body)
     wrt, results = ([v.name or "" for v in vs] for vs in (body.graph.inputs, body.graph.outputs))

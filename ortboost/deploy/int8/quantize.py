@@ -200,7 +200,7 @@ class _Writer:
         # By output channel the largest magnitude, which becomes the largest integer.
         largest = np.abs(array.astype(np.float32)).max(axis=axes, keepdims=True)
         most = SAFE_WEIGHT if self.config.reduce_range else 127
-        # Of a channel that is (nearly) zero any scale will do.
+        # For a channel that is (nearly) zero, any scale will do.
         scales = np.where(largest > most * _SMALLEST, largest / np.float32(most), np.float32(1))
         return np.clip(np.rint(array / scales), -most, most).astype(np.int8), scales
 

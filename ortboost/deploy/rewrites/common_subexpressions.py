@@ -48,7 +48,7 @@ def _merge(graph: ir.Graph, report: Report) -> None:
             report.kept[label(node)] = f"equals '{label(first)}', but both are outputs of the model"
             continue
         if all(replace_value(old, new) for old, new in pairs):
-            report.changed[label(node)] = f"is '{label(first)}'"
+            report.changed[label(node)] = f"same as '{label(first)}'"
             graph.remove(node, safe=True)
 
 

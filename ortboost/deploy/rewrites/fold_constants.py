@@ -76,7 +76,7 @@ def fold_constants(model: ir.Model) -> Report:
     }
     while True:
         try:
-            # The logarithm of 0 is -inf, as in a runtime: T5 stores such a one, and masks it.
+            # The logarithm of 0 is -inf, as in a runtime: T5 stores this value, and masks it.
             with quiet("onnxscript", "onnx_ir"), _hide(hidden), np.errstate(all="ignore"):
                 optimizer.fold_constants_ir(
                     model,

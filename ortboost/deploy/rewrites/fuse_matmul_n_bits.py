@@ -2,7 +2,7 @@
 
     x (q - zero_point) scale = MatMulNBits(x, q, scale, zero_point)
 
-A session does so itself, but by default it then rounds the activations to 8 bits
+A session does this itself, but by default it then rounds the activations to 8 bits
 (``session.qdq_matmulnbits_accuracy_level`` is 4), which changes the outputs by about 1 %. The fused
 node in the file computes in float32. It is the inverse of
 :func:`ortboost.graph.normal_form.runtime_quantized.matmul_n_bits`; sources are named there.

@@ -31,6 +31,6 @@ def guard_scales(site: Site) -> list[ir.Value | None] | None:
             continue
         matrix = site.const(scale.reshape(1, 1), ir.DataType.FLOAT16)
         site.node.replace_input_with(1 - index, matrix)
-        site.note = "its scale is a matrix now: onnxruntime would read the scalar as float32"
+        site.note = "its scale is a matrix now; onnxruntime would read a scalar as float32"
         return list(site.node.outputs)
     return None

@@ -3,7 +3,7 @@ r"""Merge a low-rank correction into the weight beside it: the adapters of LoRA.
     x W + b + s (x A) B = x (W + s A B) + b
 
 The boost ``lora`` writes this form, and so do exports of PEFT models. For convolutions, `A` is a
-convolution of the form of the layer, and `B` one of a single position.
+convolution of the form of the layer, and `B` one with kernel size 1.
 """
 
 from __future__ import annotations

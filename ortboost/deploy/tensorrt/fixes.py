@@ -119,7 +119,7 @@ def strip_training_mode(model: ir.Model) -> Report:
         for value in used:
             if not is_read(value):
                 graph.inputs.remove(value)
-                report.changed[value.name or "?"] = "an input that only the loss used"
+                report.changed[value.name or "?"] = "removed: only the loss used this input"
     return report
 
 

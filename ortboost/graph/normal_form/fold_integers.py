@@ -86,7 +86,7 @@ def _is_setting(value: ir.Value) -> bool:
 
 
 def _is_cast(value: ir.Value) -> bool:
-    """Whether a value is only cast to integers, as the ones of a mask are, or a number rounded."""
+    """Whether a value is only cast to integers, directly or after arithmetic on a scalar."""
     nodes = [usage.node for usage in value.uses()]
     return bool(nodes) and all(
         (n.op_type == "Cast" and _is_whole(n.outputs[0].dtype))
@@ -96,7 +96,7 @@ def _is_cast(value: ir.Value) -> bool:
 
 
 def _is_number(value: ir.Value) -> bool:
-    """Whether the arithmetic on it rounds as in every runtime."""
+    """Whether a value is a scalar of a type in which arithmetic rounds alike in every runtime."""
     return static_shape(value) == () and value.dtype not in SHORT_FLOATS
 
 

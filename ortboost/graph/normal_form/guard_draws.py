@@ -25,7 +25,7 @@ __all__ = ["guard_draws"]
 @rewrites("Bernoulli", subgraphs=True)
 def guard_draws(site: Site) -> list[ir.Value]:
     """Replace each Bernoulli of a forward graph with inferred types, in place."""
-    site.note = "written as a comparison: onnxruntime inverts its chance"
+    site.note = "written as a comparison: onnxruntime inverts its probability"
     chance, dtype = site.input(0), ir.DataType(site.integer("dtype", site.dtype))
     if chance.dtype != ir.DataType.DOUBLE:  # RandomUniformLike has kernels for these two types
         chance = site.cast(chance, ir.DataType.FLOAT)

@@ -30,7 +30,9 @@ def guard_dropouts(model: ir.Model) -> Report:
         if len(node.outputs) == 2 and is_read(node.outputs[1]):
             continue
         _read_mask(node)
-        report.changed[node.name or ""] = "its mask is read now: onnxruntime would remove it"
+        report.changed[node.name or ""] = (
+            "its mask is read now; onnxruntime would remove it otherwise"
+        )
     return report
 
 

@@ -33,7 +33,7 @@ def guard_pads(site: Site) -> list[ir.Value | None] | None:
     rank = len(known_shape(site.input(0)) or ())
     if not rank or site.opset < GUARDING_OPSET or not needs_guard(node):
         return None
-    site.note = "its axes are explicit now: onnxruntime would wrongly fuse it into the pool"
+    site.note = "its axes are explicit now; without them onnxruntime fuses it wrongly"
     inputs = [site.input(0), site.input(1), site.optional(2), site.ints(*range(rank))]
     return [site.op("Pad", *inputs, shape=node.outputs[0].shape, mode="constant")]
 

@@ -1,7 +1,7 @@
 """Replace calls of functions by their bodies; weights in a function stay one tensor.
 
-jax2onnx writes a module as a function with its weights as Constant nodes, and a module that is
-applied several times as as many calls.
+jax2onnx writes a module as a function with its weights as Constant nodes; a module that is applied
+several times becomes several calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Slice of one element of a vector, as exporters write ``offsets[i:i+1]``, becomes a Gather.
 
-Inference does not know the length of such a slice, and then not even how many axes a Slice cuts
-whose starts it is (torch's EmbeddingBag).
+Shape inference does not know the length of such a slice. If it is the ``starts`` of another Slice
+(torch's EmbeddingBag), not even the number of axes that this one cuts is known then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def gather_single_elements(model: ir.Model) -> Report:
                 and start[1] >= 0
             ):
                 replace_node(node, [builder.op("Gather", *node.inputs[:2], axis=0)], builder)
-                report.changed[node.name or ""] = "one element"
+                report.changed[node.name or ""] = "reads one element, as a Gather"
     return report
 
 

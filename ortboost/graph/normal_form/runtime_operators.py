@@ -99,7 +99,7 @@ def write_out_runtime_operators(model: ir.Model) -> Report:
     if model.opset_imports.get("", 0) < OLDEST_OPSET:
         return report
     while has_runtime_operators(model):
-        infer_shapes(model)  # which gets no further than the next operator that it does not know
+        infer_shapes(model)  # it stops at the next operator that it does not know
         found = rewrite_nodes(
             model, report.rewrite, _RULES, "written out in standard operators", domain=_DOMAIN
         )

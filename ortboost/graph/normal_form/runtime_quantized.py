@@ -35,7 +35,7 @@ def matmul_n_bits(site: Site) -> list[ir.Value]:
     inner, outer = site.integer("K", 0), site.integer("N", 0)
     bits, block = site.integer("bits", 4), site.integer("block_size", 0)
     if bits not in (2, 4, 8) or block < 1 or site.optional(4) is not None:
-        raise Refusal("only 2, 4 or 8 bits in blocks, without g_idx, are known")
+        raise Refusal("only 2, 4 or 8 bits in blocks, without g_idx, are supported")
     packed, scales, points = site.array(1), site.array(2), site.array(3)
     if packed is None or scales is None or (points is None and site.optional(3) is not None):
         raise Refusal("its weight is computed, not stored")

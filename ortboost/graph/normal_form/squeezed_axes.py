@@ -1,8 +1,9 @@
-"""State the axes of a Squeeze that has none: those of length 1, which the batch may have, too.
+"""Write the axes into a Squeeze without axes, which removes every axis of length 1.
 
-``x.squeeze()`` of torch becomes such a node. Its rank depends on the data, so neither shape
-inference nor a gradient gets beyond it. torch's dynamo exporter assumes that the lengths that it
-names are not 1, and declares the shapes before and after the node.
+``x.squeeze()`` of torch becomes such a node. It also removes the batch axis of a single sample, so
+its rank depends on the data, and neither shape inference nor a gradient gets beyond it. torch's
+dynamo exporter assumes that symbolic dimensions are not 1, and declares the shapes before and after
+the node.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _AXES_ARE_INPUTS = 13  # the opset
 
 
 def state_squeezed_axes(model: ir.Model) -> Report:
-    """State the axes where the file declares both shapes, in place, in a model as loaded.
+    """Write the axes where the file declares both shapes, in place, in a model as loaded.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

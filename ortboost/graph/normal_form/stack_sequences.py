@@ -1,7 +1,8 @@
-"""Replace a sequence that a Loop appends to by a result of the Loop, which stacks its steps.
+"""Replace a sequence that a Loop appends to by a scan output of the Loop.
 
-TorchScript writes ``outputs.append(h)`` in a loop, and ``torch.stack(outputs)`` after it, in this
-way; torch's dynamo exporter writes EmbeddingBag so. Neither engine differentiates sequences.
+The TorchScript exporter writes such a sequence for ``outputs.append(h)`` in a loop with
+``torch.stack(outputs)`` after it; torch's dynamo exporter writes one for EmbeddingBag. Neither
+engine differentiates sequences.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _REDUCES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 
 
 def stack_sequences(model: ir.Model) -> Report:
-    """Replace, in place, sequences that start empty and get one tensor of one shape in each step.
+    """Replace, in place, sequences that start empty and get one tensor of the same shape per step.
 
-    They are read by ConcatFromSequence alone. Shapes of the main graph have been inferred.
+    Only ConcatFromSequence may read them. The shapes of the main graph must have been inferred.
     """
     report = Report("stack_sequences")
     builder = Builder(model.graph, "ortboost/stack")
@@ -53,7 +54,7 @@ def stack_sequences(model: ir.Model) -> Report:
 
 
 def _append(node: ir.Node, index: int) -> ir.Node | None:
-    """The node of a body that appends to the sequence that is this state of the loop."""
+    """The SequenceInsert of the body that computes this loop state; ``None`` if there is none."""
     body = node.attributes["body"].as_graph()
     append = producer_of(body.outputs[1 + index], "SequenceInsert")
     return append if append is not None and append.graph is body else None
@@ -75,7 +76,7 @@ def _is_appended(node: ir.Node, index: int) -> bool:
 def _shape(
     model: ir.Model, node: ir.Node, index: int, given: Collection[int | str]
 ) -> tuple[int | str, ...]:
-    """The shape that the appended tensor has in every step; nothing if it may differ."""
+    """The shape of the appended tensor, the same in every step; empty if it may differ."""
     body = node.attributes["body"].as_graph().clone(allow_outer_scope_values=True)
     own_outputs(body)
     alone = as_model(body, model).model
@@ -88,7 +89,7 @@ def _shape(
 
 
 def _dims(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
-    """The shape of a value, also where ONNX infers none: in branches, and behind such a Slice."""
+    """The shape of a value, also where ONNX infers none: after If, Expand, Slice, reductions."""
     known = known_shape(value)
     node = None if value is None else value.producer()
     if node is None or value is None or static_shape(value) is not None:
@@ -120,7 +121,7 @@ def _dims(value: ir.Value | None) -> tuple[int | str | None, ...] | None:
 
 
 def _stacked(node: ir.Node, index: int, shape: tuple[int | str, ...], b: Builder) -> ir.Node:
-    """The loop with the appended tensors as a last result, in place of the sequence."""
+    """The loop with the appended tensors as a scan output, in place of the sequence."""
     body, append = node.attributes["body"].as_graph(), _append(node, index)
     assert append is not None
     element = append.inputs[1]
@@ -159,7 +160,7 @@ def _stacked(node: ir.Node, index: int, shape: tuple[int | str, ...], b: Builder
 
 
 def _joined(reader: ir.Node, stack: ir.Value, shape: tuple[int | str, ...], b: Builder) -> ir.Value:
-    """What ConcatFromSequence makes of the steps, which lie along the first axis of the stack."""
+    """The result of ConcatFromSequence, from the steps stacked along a new first axis."""
     axis, rank = reader.attributes.get_int("axis", 0), len(shape)
     new = reader.attributes.get_int("new_axis", 0)
     axis += (rank + new) * (axis < 0)

@@ -20,9 +20,9 @@ __all__ = ["capture_unchanged_states"]
 def capture_unchanged_states(site: Site) -> list[ir.Value | None] | None:
     """Let the body of a Loop or Scan capture the states that it passes on unchanged, in place.
 
-    tf2onnx and jax2onnx pass weights through a loop as states. In the body, they are then no
-    constants that could be folded, each iteration copies them, and the backward pass needs the
-    value of each iteration.
+    tf2onnx and jax2onnx pass weights through a loop as states. In the body they
+    cannot be folded like constants then, each iteration copies them, and the backward pass needs
+    the value of each iteration.
     """
     node = site.node
     if node.op_type == "Scan" and site.opset < 9:  # it has a batch axis and other inputs

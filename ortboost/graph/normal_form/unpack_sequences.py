@@ -40,7 +40,7 @@ def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
             read = _read(node, elements, builder)
             if read is not None:
                 replace_node(node, [read], builder)
-                report.changed[node.name or ""] = f"of {len(elements)} known tensors"
+                report.changed[node.name or ""] = f"a sequence of {len(elements)} known tensors"
             continue
         split = producer_of(node.inputs[0], "SplitToSequence")
         if split is None or node.op_type != "SequenceAt":

@@ -77,7 +77,7 @@ def _same_attributes(node: ir.Node, new: Any, old: Any) -> bool:
 
 
 def _same_values(values: Any, formals: Any) -> bool:
-    """Whether the older version has so many inputs or outputs, and of these types."""
+    """Whether the older version allows this number of inputs or outputs, and these types."""
     types: dict[str, ir.DataType] = {}
     for place, value in enumerate(values):
         formal = formals[min(place, len(formals) - 1)]
@@ -156,7 +156,7 @@ def _split(site: Site) -> list[ir.Value | None] | None:
 def _grid_sample(site: Site) -> None:
     """Volumes, and modes with names for them (opset 20)."""
     if site.rank() != 4:
-        raise Refusal("before opset 20, GridSample takes images only")
+        raise Refusal("before opset 20, GridSample supports only two spatial axes")
     mode = site.node.attributes.get_string("mode", "linear")
     former = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     site.node.attributes.add(ir.AttrString("mode", former))

@@ -66,7 +66,7 @@ def describe_model(model: ir.Model) -> onnx.ModelProto:
 
 def _casts_floats(node: ir.Node) -> bool:
     x = input_at(node, 0) if is_standard(node, "Cast") else None
-    # As a number: that of a damaged file may be no type.
+    # As a number: in a damaged file it may not be a valid type.
     floats = x is not None and x.dtype in FLOAT_TYPES
     return floats and node.attributes.get_int("to", 1) in FLOAT_TYPES
 

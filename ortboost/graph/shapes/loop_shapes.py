@@ -1,8 +1,9 @@
 """Shapes of the states and results of loops, which ONNX's inference leaves open.
 
-It infers no shape of a state of a Loop, not even its rank, since an iteration may change it, and so
-of nothing that is computed from one. Here a length is assumed to stay as it is at the start. If the
-body then returns it as it was given, it always does, by induction; otherwise it is unknown.
+It infers neither the shape nor the rank of a state of a Loop, since an iteration may change them,
+nor those of values computed from a state. Here each length is first assumed to keep its initial
+value. If the body then returns a state with the same length, this holds for all iterations, by
+induction; otherwise the length is unknown.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _is_invented(dim: Dim, given: set[Dim]) -> bool:
 
 
 def _is_simple(dim: Dim, given: set[Dim]) -> bool:
-    """Whether a dimension has a name that is no product, and that other names may contain."""
+    """Whether a dimension has a name that is not a product, so that products can contain it."""
     return isinstance(dim, str) and _TIMES not in dim and not _is_invented(dim, given)
 
 

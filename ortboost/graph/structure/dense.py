@@ -23,7 +23,7 @@ SPARSE = "ortboost.sparse_tensors"
 """Key of the names of the tensors that the file stores as sparse ones, in a model's ``meta``."""
 _INVALID = (
     *(onnx.checker.ValidationError, IndexError, TypeError, ValueError),
-    NotImplementedError,  # of strings: numpy's zeros are none
+    NotImplementedError,  # strings: numpy's zeros are not strings
 )
 
 
@@ -55,8 +55,8 @@ def dense_report(model: ir.Model) -> Report:
     if report.modified:
         report.notes.append(
             f"the file stores {count_of(len(report.changed), 'tensor')} as sparse, first "
-            f"'{next(iter(report.changed))}'; here their zeros are numbers like others: they are "
-            "trained where the tensor is, and exported"
+            f"'{next(iter(report.changed))}'; here all elements are stored: zeros are trained if "
+            "the tensor is, and exported"
         )
     return report
 

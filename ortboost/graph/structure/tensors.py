@@ -50,7 +50,7 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
 
 
 def _check_place(tensor: onnx.TensorProto, at: str) -> None:
-    """Refuse what is no name of a file, or no place in one."""
+    """Refuse external data without a valid file name, offset or length."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     numbers = [entries[key] for key in ("offset", "length") if key in entries]
     if not all(_DIGITS.fullmatch(number) for number in numbers):

@@ -118,7 +118,7 @@ def classify_tensor(value: ir.Value, shape: tuple[int, ...], *, producer: str) -
 
 
 def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> Verdict:
-    """The verdict without what only some exporters do.
+    """The verdict by the rules that hold for every exporter.
 
     The order matters: what is certain whatever the use, then what the exporter says, then the
     values, and the use alone last.
@@ -159,7 +159,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> Verdict:
     if origin.kind == "module":
         return _of_a_module(value, use, by_use)
     if origin.kind == "folded" and not single:
-        # Nobody adds zeros, but a fresh bias: Keras exports those of torch without names.
+        # Only a fresh bias adds zeros: Keras exports the biases of its torch backend without names.
         zero_bias = use.op == "Add" and len(shape) == 1 and _is_zero(value)
         same = _is_one_number(value)
         return _folded(origin, use, by_use, same=same, zero_bias=zero_bias)
@@ -265,7 +265,7 @@ def _formula(
         origin.kind == "module" and _PARAMETER_NAME.fullmatch(name) is not None
     )
     # Scales and biases, fresh from their initialization, hold only 0 and 1 as well.
-    # So do the biases of an LSTM of Keras: a vector of 0 and 1 that is added is no mask.
+    # So do the biases of an LSTM of Keras: a vector of 0 and 1 that is added is not a mask.
     bias = use.op == "Add" and value.shape is not None and len(value.shape) == 1
     examined = use.kind in (UseKind.WEIGHT, UseKind.PLAIN)
     examined = examined and not (bias and _is_of_0_and_1(value))
@@ -326,7 +326,7 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
 
 
 def _is_of_a_frozen_norm(graph: ir.Graph | None, name: str) -> bool:
-    """Whether it is the scale or shift of a normalization whose statistics no such node reads."""
+    """Whether it is a scale or shift beside statistics that no BatchNormalization reads."""
     module, _, last = name.rpartition(".")
     if graph is None or last not in ("weight", "bias"):
         return False

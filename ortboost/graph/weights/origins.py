@@ -141,7 +141,7 @@ def missing_parameters(model: ir.Model) -> tuple[str, ...]:
 def tensor_origins(model: ir.Model) -> Origins:
     """The origin of each initializer and of each output of a ``Constant`` node, by name.
 
-    The model is as loaded, but for its functions, which are inlined.
+    The model is as loaded, except that its functions are inlined.
     """
     signature = _signature(model)  # empty for TorchScript
     stored: list[ir.Value] = []
@@ -370,7 +370,7 @@ def scopes_of(node: ir.Node) -> list[str]:
 
 
 def _names(text: str) -> list[str]:
-    """The strings of a Python list; empty if it is none."""
+    """The strings of a Python list written as text; empty if the text is not one."""
     try:
         found = ast.literal_eval(text or "[]")
     except (SyntaxError, ValueError):  # not as the exporter writes it

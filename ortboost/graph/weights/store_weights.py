@@ -297,5 +297,5 @@ def _own_statistics(model: ir.Model, report: Report) -> None:
                 else:
                     name = builder.unique(f"{name}/{role}")
                 made[module] = add_initializer(model.graph, name, stored.const_value.numpy())
-                report.changed[name] = f"apart from '{stored.name}', which is stored once for both"
+                report.changed[name] = f"separated from '{stored.name}': the file shared one tensor"
             norm.replace_input_with(index, made[module])

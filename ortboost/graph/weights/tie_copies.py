@@ -44,7 +44,7 @@ _Index = defaultdict[_Key | None, list[ir.Value]]
 
 
 def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
-    """Compute each copy from the tensor that it is a copy of, in place, but for those named.
+    """Compute each copy from the tensor that it is a copy of, in place, except for those named.
 
     The origins of the model are stamped, see :func:`~ortboost.graph.weights.origins.stamp_origins`,
     and its constants are initializers. A copy that equals several named tensors is left alone, with
@@ -104,7 +104,7 @@ def tie_copies(model: ir.Model, *, apart: Collection[str] = ()) -> Report:
 
 
 def _alike(value: ir.Value, index: _Index) -> list[ir.Value]:
-    """The tensors that begin as this one, or as its transposition."""
+    """The tensors that begin like this one, or like its transpose."""
     array = _array(value)
     keys = dict.fromkeys(map(_key, [array, array.T] if array.ndim > 1 else [array]))
     return [other for key in keys if key is not None for other in index[key]]

@@ -1,7 +1,7 @@
 """Inputs whose values are the numbers of rows of an embedding table: token IDs, categories.
 
 A negative one selects a row from the end of the table, in ONNX and onnxruntime. ``nn.Embedding`` of
-torch refuses it: it is a label to ignore, or a mark for a missing value, in the wrong input.
+torch refuses it. Usually it is an ignored label or marks a missing value, fed to the wrong input.
 """
 
 from __future__ import annotations

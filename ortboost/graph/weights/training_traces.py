@@ -4,10 +4,12 @@ torch's dynamo exporter stores with each node the call that it was written for a
 that led there, and with the graph the tensors that ``forward`` changes in place. From these:
 
 - ``tensor.detach()``, see :func:`ortboost.graph.reach.stops_gradient`;
-- a ``torch.autograd.Function``: more calls of ``forward`` than modules, one from an ``.apply(``;
-  with as many calls as modules, rounding is that of torch, which gives it no gradient;
+- a ``torch.autograd.Function``, if there are more calls of ``forward`` than modules, and one of
+  them is from a line with ``.apply(``. If there are only as many calls as modules, a rounding
+  operator is torch's own, which has no gradient;
 - tensors that ``forward`` changes: running averages, the table of ``nn.Embedding(max_norm=...)``,
-  the vectors of a spectral norm (also found by their names). Those of BatchNormalization do change;
+  the vectors of a spectral norm (also found by their names), but not those of BatchNormalization,
+  which a step updates;
 - ``nn.Embedding(scale_grad_by_freq=True)``;
 - blocks such as ``torch.no_grad()``, whose code ``torch.export`` generates, where a gradient flows
   through to parameters that are read outside, too (:mod:`ortboost.graph.weights.parameters` doubts
@@ -72,7 +74,7 @@ _NOTES = {
     "steps": (
         "operator",
         "{} with a derivative that is zero almost everywhere: no gradient passes, as in torch, "
-        "unless a torch.autograd.Function replaces it; write such a one with detach()",
+        "unless a torch.autograd.Function replaces its gradient; write that with detach()",
     ),
     "passed": (
         "value",
@@ -149,7 +151,7 @@ def find_training_traces(model: ir.Model) -> Report:
 
 
 def _replaces(node: ir.Node) -> bool:
-    """Whether a node scatters into zeros, without adding, what is then added to something."""
+    """Whether a node scatters into zeros without a reduction, and only an Add reads the result."""
     if not is_standard(node, "ScatterElements"):
         return False
     readers = [use.node.op_type for use in node.outputs[0].uses()]
@@ -196,7 +198,7 @@ def _stop_at_steps(model: ir.Model) -> set[str]:
 
 
 def _straight_through(model: ir.Model) -> set[str]:
-    """Each ``x + (q - x)`` of torch; of positions, there are such, too, without a gradient."""
+    """Each ``x + (q - x)`` of torch through which a gradient flows, unlike those of positions."""
     if model.producer_name != "pytorch":
         return set()
     found = (n for n in model.graph.all_nodes() if match(n.outputs[0], _STRAIGHT_THROUGH))
@@ -204,7 +206,7 @@ def _straight_through(model: ir.Model) -> set[str]:
 
 
 def _passed_by_gradients(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    """Those on the way from a tensor to an output, and those of bodies, where it is not known."""
+    """The nodes between a tensor and an output, and those in bodies, for which it is not known."""
     asked = list(nodes)
     if not asked:
         return []
@@ -225,7 +227,7 @@ def _is_step_of_modules(node: ir.Node) -> bool:
 
 
 def _changed_tensors(model: ir.Model) -> set[str]:
-    """Tensors that ``forward`` changes in place, but for the statistics of BatchNormalization."""
+    """Tensors that ``forward`` changes in place, except the statistics of BatchNormalization."""
     changed = set(_CHANGED.findall(model.graph.metadata_props.get(SIGNATURE_KEY, "")))
     stored = set(model.graph.initializers)
     for name in stored:  # of a spectral norm, by its names: eval() leaves no other trace

@@ -206,8 +206,8 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
             if op in _STOPS or not floats:
                 continue
-            # The order matters: a tensor that is multiplied by integers for a sine is no weight of
-            # the product, and a layer is a use even where the rest of its inputs is stored.
+            # The order matters: a tensor that is multiplied by integers for a sine is not a weight
+            # of the product, and a layer is a use even where the rest of its inputs is stored.
             if op in _WAVES and waves:
                 pending += [(out, True, True) for out in floats]
             elif index in _MOVES.get(op, ()):

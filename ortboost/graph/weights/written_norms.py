@@ -1,8 +1,8 @@
 """Running statistics of a BatchNormalization that the file writes out.
 
-jax2onnx writes that of Keras as arithmetic, so nothing but the form tells the statistics from the
-scale and shift: `m = scale / sqrt(variance + eps)`, `y = x * m + (shift - mean * m)`, or
-`y = (x - mean) / sqrt(variance + eps)`.
+jax2onnx writes the BatchNormalization of Keras as arithmetic, so only the form of the expression
+distinguishes the statistics from the scale and shift: `m = scale / sqrt(variance + eps)`,
+`y = x * m + (shift - mean * m)`, or `y = (x - mean) / sqrt(variance + eps)`.
 """
 
 from __future__ import annotations

@@ -237,7 +237,9 @@ def _by_names(
             parts.append([parameter])
     if not parts:
         raise ArgumentTypeError(
-            "The network has nothing to train.", where=owner, fix="Is everything frozen?"
+            "The network has nothing to train.",
+            where=owner,
+            fix="Set requires_grad = True on the parameters to train.",
         )
     if len(parts) < number:
         note = (

@@ -148,7 +148,7 @@ class GroupLossScaleManager(GroupedScaleCell):
                 where=f"{_OWNER}, layer1",
                 fix="Mark inputs with 0 and 1, and outputs of group 1 with 1 and 2.",
             )
-        # A network that is gone does not count.
+        # A network that no longer exists does not count.
         if self._marked is not None and self._marked() not in (None, network):
             raise ArgumentValueError(
                 "Another network was marked before.",

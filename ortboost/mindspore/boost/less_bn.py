@@ -20,8 +20,9 @@ class LessBN(Network):
     new one. Calls and training steps run the same graph, including the head.
 
     Args:
-        network: The network. A ``LessBN`` is only repeated, with a head added if ``fn_flag`` is
-            True and it has none. :class:`~ortboost.mindspore.boost.AutoBoost` converts in place.
+        network: The network. If it is a ``LessBN`` already, the result is the same network, with a
+            head added if ``fn_flag`` is True. (:class:`~ortboost.mindspore.boost.AutoBoost` instead
+            converts a network in place.)
         fn_flag: Convert the last fully connected layer to a full-normalization head, see
             :mod:`ortboost.boosts.full_norm_head`: its bias is dropped, and a scalar ``multiplier``
             is trained. Without such a layer nothing changes, and a note in the report says so.

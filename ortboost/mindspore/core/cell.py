@@ -38,7 +38,7 @@ _ELSEWHERE: Final = {
 
 
 class _NoAttributeError(NotInThisVersionError, AttributeError):
-    """An attribute of MindSpore's cells that these do not have."""
+    """An attribute that MindSpore's cells have, but those here do not."""
 
 
 class Cell:

@@ -182,8 +182,8 @@ def load_param_into_net(
         strict_load: Raise if a parameter of the network is missing.
 
     Returns:
-        Parameter names of the network without a value, of which a warning tells, and given names
-        unknown to the network.
+        The parameters of the network that got no value (a warning lists them), and the given names
+        that the network does not have.
 
     Raises:
         ArgumentTypeError: An argument is not a network, or not a dict of parameters.

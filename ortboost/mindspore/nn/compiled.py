@@ -107,7 +107,7 @@ class CompiledSteps:
         except UsageError as error:
             if isinstance(error, TypeError | ValueError):
                 raise
-            # A fix with options or configurations is none for a training cell.
+            # A fix that names command-line options does not apply to a training cell.
             fix = "Give data and labels that fit the network." if "--" in error.fix else error.fix
             raise ArgumentValueError(error.what, where=error.where, fix=fix) from error
         self.calls += 1
@@ -181,7 +181,7 @@ class CompiledSteps:
         return stepper
 
     def _lent(self, key: Any) -> Stepper | Updater:
-        """A compiled step, with the latest state."""
+        """A compiled step, after the latest state was moved into it."""
         holder, names_of = self._built[key]
         self.network.state.lend(holder, names_of["network"])
         self.optimizer.state.lend(holder, names_of["optimizer"])

@@ -212,7 +212,7 @@ class _Errors(Metric):
 
     @rearrange_inputs
     def update(self, *inputs: Any) -> None:
-        """Add predictions and labels of one shape ``[N, ...]``, but for axes of length 1."""
+        """Add predictions and labels of one shape ``[N, ...]``, except for axes of length 1."""
         predicted, wanted = _pair(self, inputs)
         if predicted.squeeze().shape != wanted.squeeze().shape:
             raise ArgumentValueError(

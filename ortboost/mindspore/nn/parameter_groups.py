@@ -79,7 +79,12 @@ class Group:
 
 
 def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter], bool]:
-    """Parse the parameters of an optimizer: whether in groups, these, all, whether ordered."""
+    """Parse the parameters of an optimizer.
+
+    Returns:
+        Whether they were given in groups; the groups; all parameters, in the order of updates; and
+        whether ``order_params`` gave this order.
+    """
     items = listed(owner, parameters)
     if isinstance(items[0], Mapping):
         return True, *_read_groups(owner, items)

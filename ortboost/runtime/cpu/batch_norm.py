@@ -21,7 +21,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def fused_statistics(model: ir.Model) -> bool:
-    """Fuse the operators of the portable engine's ``batch_statistics``; whether there was one.
+    """Fuse the operators of the portable engine's ``batch_statistics``; True if there was one.
 
     Only float32 nodes with a known number of channels are fused. With a momentum of 0 the running
     statistics returned by the operator are those of the batch.

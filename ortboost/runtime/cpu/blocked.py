@@ -66,7 +66,7 @@ class _Layer:
 
 
 def blocked_convolutions(model: ir.Model) -> bool:
-    """Convert convolutions to the blocked layout where that is faster; whether there was one.
+    """Convert convolutions to the blocked layout where that is faster; True if there was one.
 
     If the runtime does not support the layout, nothing is changed.
     """

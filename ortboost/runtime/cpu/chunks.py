@@ -50,7 +50,7 @@ _NODES = 4  # minimum number of nodes over activations: one Scan costs as much a
 def chunked_chains(
     model: ir.Model, states: Collection[str] = (), threads: int | None = None
 ) -> bool:
-    """Move chains of elementwise operators over large tensors into Scans; whether there was one.
+    """Move chains of elementwise operators over large tensors into Scans; True if there was one.
 
     ``states`` are outputs that may get another shape with as many elements. Without a number of
     intra-op threads, it is that of the processors.

@@ -82,7 +82,7 @@ class _Products:
 
 
 def depthwise_gradients(model: ir.Model) -> bool:
-    """Write gradients of depthwise weights as convolutions in the blocked layout; whether any was.
+    """Write gradients of depthwise weights as convolutions in the blocked layout; True if any was.
 
     If the runtime does not support the layout, nothing is changed.
     """

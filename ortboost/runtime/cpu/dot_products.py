@@ -31,7 +31,7 @@ _POSITIONS = 256  # minimum length of a dot product
 
 
 def dot_products(model: ir.Model) -> bool:
-    """Replace sums of products over the last axes by dot products; whether there was one.
+    """Replace sums of products over the last axes by dot products; True if there was one.
 
     Sums whose axes are kept are left alone: in a layer normalization, the product is part of a
     chain of elementwise operators that runs in chunks anyway (BERT would take 1.02 of the time).

@@ -14,7 +14,7 @@ __all__ = ["expand_by_products"]
 
 
 def expand_by_products(model: ir.Model) -> bool:
-    """Replace an Expand of one value per channel by a product with ones; whether there was one.
+    """Replace an Expand of one value per channel by a product with ones; True if there was one.
 
     Microseconds before and after in onnxruntime 1.31: 98 and 8 for 32x128 over 2x2, 77 and 16 for
     32x64 over 8x8.

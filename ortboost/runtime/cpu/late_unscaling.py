@@ -39,7 +39,7 @@ class _Check:
 
 
 def late_unscaling(model: ir.Model) -> bool:
-    """Make the check and the update read large scaled gradients; whether there was one."""
+    """Make the check and the update read large scaled gradients; True if there was one."""
     found = [check for node in model.graph if (check := _check(node)) is not None]
     builder = Builder(model.graph, "ortboost/unscale")
     for check in found:

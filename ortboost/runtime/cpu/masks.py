@@ -25,7 +25,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def steep_masks(model: ir.Model) -> bool:
-    """Make ``ReluGrad`` and ``Cast(Greater(Relu(x), 0))`` a steep HardSigmoid; whether one was."""
+    """Make ``ReluGrad`` and ``Cast(Greater(Relu(x), 0))`` a steep HardSigmoid; True if one was."""
     masks = rewrite_nodes(model, "relu", {"Cast": _mask})
     gradients = rewrite_nodes(model, "relu", {"ReluGrad": _relu_gradient}, domain="com.microsoft")
     return masks.modified or gradients.modified

@@ -26,7 +26,7 @@ _ROWS, _COLUMNS = 128, 512  # minimum size of the result that makes a copy worth
 
 
 def plain_products(model: ir.Model) -> bool:
-    """Replace a large `Gemm(x, d, transA=1)` by a copy and a MatMul; whether there was one."""
+    """Replace a large `Gemm(x, d, transA=1)` by a copy and a MatMul; True if there was one."""
     # First transposed results (torch's weights), `d^T x`: the second rewrite replaces their Gemm.
     transposed = rewrite_nodes(model, "products", {"Transpose": _transposed_result})
     return rewrite_nodes(model, "products", {"Gemm": _result}).modified or transposed.modified

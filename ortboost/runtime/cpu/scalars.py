@@ -32,7 +32,7 @@ _Shape = tuple[int | str | None, ...]
 
 
 def full_rank_scalars(model: ir.Model) -> bool:
-    """Give scalars the rank of the tensors they are combined with; whether there was one."""
+    """Give scalars the rank of the tensors they are combined with; True if there was one."""
     shapes: dict[int, _Shape] = {}  # inferred here, by value
     places = []  # a node, the index of a scalar among its inputs, and the rank that it needs
     for node in model.graph.all_nodes():

@@ -60,7 +60,7 @@ class _Taps:
 
 
 def weight_gradients(model: ir.Model, threads: int | None = None) -> bool:
-    """Sum weight gradients of convolutions with stride 1 over the images; whether there was one.
+    """Sum weight gradients of convolutions with stride 1 over the images; True if there was one.
 
     Without a number of intra-op threads, it is that of the processors.
     """

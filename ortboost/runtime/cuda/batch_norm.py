@@ -46,7 +46,7 @@ _EPSILON = 1e-20  # of the normalization: far below the variance of anything tha
 
 
 def statistics_by_image(model: ir.Model) -> bool:
-    """Compute the statistics of batch normalizations image by image; whether there was one."""
+    """Compute the statistics of batch normalizations image by image; True if there was one."""
     if model.opset_imports.get("", 0) < _OPSET:
         return False
     builder = Builder(model.graph, "ortboost/statistics")
@@ -101,7 +101,7 @@ def _replace(node: ir.Node, b: Builder) -> bool:
 
 
 def factors_by_channel(model: ir.Model) -> bool:
-    """Replace batch normalizations without mean and bias by a product; whether there was one."""
+    """Replace batch normalizations without mean and bias by a product; True if there was one."""
     return rewrite_nodes(model, "factors", {"BatchNormalization": _factor}).modified
 
 

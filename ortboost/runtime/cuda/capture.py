@@ -3,9 +3,9 @@ r"""The form of a step for ``enable_cuda_graph``: no branches, no copies, no com
     v = If(c) {then: a} {else: b}   ->   v = Where(c, a, b);  of bool: (c and a) or (not c and b)
 
 This is done where both branches have results of equal shapes; another If stays. Both branches are
-computed, and elements are selected from them: results are bitwise equal, and
-non-finite values in one branch never reach the other. A skipped step then costs as much as any
-other, and the host does not wait for the condition.
+computed, and elements are selected from them: results are bitwise equal, and non-finite values in
+one branch never reach the other. A skipped step then costs as much as any other, and the host does
+not wait for the condition.
 
 **States must not share a buffer with their next value:** in-place updates are safe only because a
 branch starts after all readers of the old value (:mod:`ortboost.program.aliasing`), and this form

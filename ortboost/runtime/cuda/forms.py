@@ -208,7 +208,7 @@ def _text(value: ir.Value) -> str:
 
 
 def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
-    """Surround nodes without a 16-bit kernel by casts to float32; whether there was one."""
+    """Surround nodes without a 16-bit kernel by casts to float32; True if there was one."""
     builder, done = Builder(model.graph, "ortboost/cuda"), False
     for node in list(model.graph.all_nodes()):
         missing = isinstance(kernels.find("cuda", node, model.opset_imports), str)

@@ -55,7 +55,7 @@ _TWO_PRODUCTS: Final = Op(
 
 
 def gelu_in_fewer_passes(model: ir.Model) -> bool:
-    """Rewrite all Gelus and their gradients; whether there was one."""
+    """Rewrite all Gelus and their gradients; True if there was one."""
     chains: list[ir.Node] = []
 
     def one_node(site: Site) -> list[ir.Value | None] | None:
@@ -83,7 +83,7 @@ def _compute_late(chains: list[ir.Node], graph: ir.Graph) -> None:
     order = {node: place for place, node in enumerate(graph)}
     for node in chains:
         readers = node.outputs[0].consumers()
-        # One inside a branch or a loop has no place here.
+        # Skip a node that is read inside a branch or a loop.
         if node not in order or not readers or not all(reader in order for reader in readers):
             continue
         if node.outputs[0].is_graph_output():

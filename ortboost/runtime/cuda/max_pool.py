@@ -88,7 +88,7 @@ def _windows(node: ir.Node) -> _Windows | None:
 
 
 def shifted_maxima(node: ir.Node, b: Builder) -> bool:
-    """Replace a MaxPool by a maximum of shifted images; whether that was possible.
+    """Replace a MaxPool by a maximum of shifted images; True if possible.
 
     It is impossible for unknown lengths, windows of more than 64 positions, ``auto_pad``,
     ``ceil_mode``, and column-major indices. The builder must have no nodes pending.

@@ -22,7 +22,7 @@ __all__ = ["reductions_in_two_steps"]
 
 
 def reductions_in_two_steps(model: ir.Model) -> bool:
-    """Reduce the last axes first, then the others; whether there was such a reduction."""
+    """Reduce the last axes first, then the others; True if there was such a reduction."""
     rules = dict.fromkeys(("ReduceSum", "ReduceMean"), _in_two_steps)
     return rewrite_nodes(model, "two_steps", rules).modified
 

@@ -42,13 +42,13 @@ _ELEMENTS = 512  # of a window: the identity matrix has the square of this
 
 
 def patches_of_few_channels(model: ir.Model) -> bool:
-    """Replace swapped convolutions of few channels by matrix products; whether there was one."""
+    """Replace swapped convolutions of few channels by matrix products; True if there was one."""
     rules = dict.fromkeys(("Transpose", "Slice"), _patches)
     return rewrite_nodes(model, "patches", rules).modified
 
 
 def pad_before_transpose(model: ir.Model) -> bool:
-    """Pad the last two axes of four where a Transpose moves others there; whether there was one."""
+    """Pad the last two axes of four where a Transpose moves others there; True if there was one."""
     return rewrite_nodes(model, "pads", {"Pad": _pad_first}).modified
 
 

@@ -153,7 +153,7 @@ class _Binder:
         if getattr(spec, "shifted", False):  # of a causal language model: its labels are its tokens
             tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
             free += [key for key in tokens if key in taken]
-        fix = f"Add an array '{spec.name}', one entry a sample."
+        fix = f"Add an array '{spec.name}' with one entry for each sample."
         if free:
             fix = f"Name an array '{spec.name}', or say which one it is: "
             fix += f"--map {spec.name}={free[0]}"
@@ -241,21 +241,22 @@ class _Binder:
             raise self.error(*fault)
 
     def check_split(self, keys: Mapping[str, str]) -> None:
-        """Check that all arrays are of one split: ``x``, ``y``, ``x_test`` lack ``y_test``."""
+        """Check that all arrays are of one split: ``x``, ``y`` and ``x_test`` lack ``y_test``."""
         found = {  # key to suffix
             key: next(suffix for suffix in self.suffixes if key.endswith(suffix))
             for name, key in keys.items()
             if name not in self.mapping and self.axes[name] is not None
         }
         for key, suffix in found.items():
-            for other, its in found.items() if suffix else ():
-                # One without a suffix may serve all splits, unless the first has such a one, too.
-                if its != suffix and (its or key.removesuffix(suffix) in self.arrays):
+            for other, other_suffix in found.items() if suffix else ():
+                # `other` without a suffix serves all splits, unless `key` exists without one, too.
+                bare = key.removesuffix(suffix)
+                if other_suffix != suffix and (other_suffix or bare in self.arrays):
                     raise self.error(
                         f"The arrays '{key}' and '{other}' belong to different parts of the data.",
                         f"keys {', '.join(self.arrays)}",
-                        f"Add '{other.removesuffix(its)}{suffix}', or choose the arrays with "
-                        "--map INPUT=KEY.",
+                        f"Add '{other.removesuffix(other_suffix)}{suffix}', or choose the arrays "
+                        "with --map INPUT=KEY.",
                     )
 
     def check_lengths(self, bound: Mapping[str, Array]) -> None:

@@ -175,7 +175,7 @@ class IterableSource(Epochs):
             pixels = are_pixels(array, spec.dtype)
             if self._pixels.setdefault(spec.name, pixels) != pixels:
                 raise UsageError(
-                    "Some batches have bytes, which are divided by 255, and others have not.",
+                    "Some batches have bytes, which are divided by 255, and others do not.",
                     where=f"{where}: '{spec.name}' is {array.dtype}",
                     fix="Give all batches one type.",
                 )

@@ -1,4 +1,4 @@
-"""Bytes are pixels, divided by 255: data that are read so must not meet others that are not."""
+"""Bytes are pixels and divided by 255; data that are must not be mixed with data that are not."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     if has_subgraph(node):
         return Form((), (), reads, "control flow")
     if node.attributes.get_string("reduction", "none") != "none" and node.op_type in _SCATTERS:
-        return Form((), (), reads, "the runtime scatters 16-bit floats without reduction only")
+        return Form((), (), reads, "the runtime supports 16-bit scatters only without a reduction")
     types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
     if not all(isinstance(kind, ir.TensorType) for kind in types):
         return Form((), (), reads, "a sequence of tensors")

@@ -242,7 +242,7 @@ def test_reduce_max_spreads_the_gradient_among_ties():
         (
             "c = Constant<value_ints=[2, 5, 2]>() i = Expand(h, c) n = Constant<value_int=12>() "
             "y = DFT<axis=1, inverse=1, onesided=1>(i, n)",
-            "5 values of one side do not make 12",
+            "5 one-sided values for 12 samples",
         ),
         (
             "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "

@@ -90,7 +90,7 @@ def test_a_loss_goes_with_its_labels():
         )
     )
     report = twice(strip_training_mode, model)
-    assert report.changed == {"n": "removed", "t": "an input that only the loss used"}
+    assert report.changed == {"n": "removed", "t": "removed: only the loss used this input"}
     assert [value.name for value in model.graph.inputs] == ["x"]
     np.testing.assert_array_equal(run(checked(model), {"x": X})["y"], np.maximum(X, 0))
 

@@ -109,7 +109,7 @@ def form(node: str, low: ir.DataType = HALF, opset: int = 18, untyped: str = "")
             'y = ScatterND<reduction = "add">(x, i, k)',
             HALF,
             18,
-            Form((), (), (0, 2), "the runtime scatters 16-bit floats without reduction only"),
+            Form((), (), (0, 2), "the runtime supports 16-bit scatters only without a reduction"),
         ),
         ("q = SequenceConstruct(x, k)", HALF, 18, Form((), (), (0, 1), "a sequence of tensors")),
         (

@@ -86,7 +86,7 @@ def _given(node: ir.Node) -> tuple[list[float], list[float]]:
 
 
 def _is_read_alike(names: Sequence[str], given: Sequence[Sequence[float]]) -> bool:
-    """Whether numbers by direction are those by activation."""
+    """Whether the lists mean the same, with one number per direction or per activation."""
     for place, numbers in enumerate(given):
         taken = {len(_NUMBERS[name]) > place for name in names}
         if len(taken) > 1 or ((numbers or True in taken) and len(numbers) < len(names)):
@@ -196,7 +196,7 @@ class _Layer:
             inside = None if mask is None else self._inner(mask, "inside")
             if inside is None:
                 output = site.op("Identity", after[0])
-            else:  # behind its end, a sequence keeps its states and its outputs are 0
+            else:  # after its end, a sequence keeps its states and its outputs are 0
                 output = site.op("Where", inside, after[0], site.const(0.0))
                 pairs = zip(after, before, strict=True)
                 after = [site.op("Where", inside, *pair) for pair in pairs]

@@ -53,7 +53,8 @@ def find_images(folder: Path, split: str) -> Path | None:
         raise FileError(
             f"The folders {' and '.join(doubtful[:3])} could be classes or splits.",
             where=str(folder),
-            fix="Name splits train, val and test, beside no other folders; or pass one of them: "
+            fix="Name the splits train, val and test, without other folders beside them; or pass "
+            "one of them: "
             f"{folder / doubtful[0]}.",
         )
     return folder
