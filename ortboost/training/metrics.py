@@ -18,23 +18,6 @@ from ortboost.training.protocols import Array
 
 __all__ = ["METRICS", "Mean", "Metric", "get_metric", "is_rising", "strict"]
 
-METRICS: Final = (
-    "accuracy",
-    "top5",
-    "f1",
-    "precision",
-    "recall",
-    "iou",
-    "auc",
-    "binary-accuracy",
-    "mae",
-    "mse",
-    "perplexity",
-    "loss",
-)
-"""Names for :func:`get_metric`; ``topK`` is valid for every K."""
-_RISING: Final = re.compile(r"(val_)?(.*accuracy.*|top\d*|f1|precision|recall|iou|auc)")
-
 
 @dataclass
 class Mean:
@@ -188,7 +171,10 @@ def is_rising(name: str) -> bool:
         >>> is_rising("val_f1"), is_rising("val_loss"), is_rising("val_top5")
         (True, False, True)
     """
-    return bool(_RISING.fullmatch(name))
+    try:
+        return get_metric(name.removeprefix("val_")).rising
+    except UsageError:  # a user's own, or one of the steps
+        return "accuracy" in name
 
 
 def get_metric(name: str | Metric, threshold: float = 0.0) -> Metric:
@@ -273,3 +259,7 @@ def strict(metric: Metric) -> Metric:
         return batch(found, labels)
 
     return dataclasses.replace(metric, batch=checked)
+
+
+METRICS: Final = ("top5", *(metric.name for metric in _known(0.0)))
+"""Names for :func:`get_metric`; ``topK`` is valid for every K."""
