@@ -151,7 +151,7 @@ def train(
     shown = session_progress() if progress == "auto" else progress
     shown = make_progress(shown) if isinstance(shown, str) else shown
     program = Program.load(folder)
-    check_validation(validation, val_split, early_stop)
+    check_validation(validation, val_split, early_stop, settings)
     base = with_settings(config, settings, resume, _ARGUMENTS)
     resume = resume or continues(folder / LOG)
     pixels = as_images(images)

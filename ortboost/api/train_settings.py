@@ -98,14 +98,23 @@ def best_callbacks(
 
 
 def check_validation(
-    validation: Data | None, val_split: float | None, early_stop: int | None
+    validation: Data | None,
+    val_split: float | None,
+    early_stop: int | None,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Refuse validation data from two sources, and stopping early without any."""
-    if early_stop is not None and validation is None and val_split is None:
+    """Refuse validation data from two sources, and settings of a validation without any."""
+    needs = {
+        "--early-stop": early_stop,
+        "--metric": settings.get("metrics"),
+        "--validate-every": settings.get("validate_every"),
+    }
+    if validation is None and val_split is None and any(needs.values()):
+        option = next(name for name, value in needs.items() if value)
         raise UsageError(
-            "Stopping early needs validation data.",
-            where="--early-stop",
-            fix="Give --val DATA, or --val-split 0.1.",
+            f"{option} needs validation data.",
+            where=option,
+            fix=f"Give --val DATA or --val-split 0.1, or leave {option} out.",
         )
     if validation is not None and val_split is not None:
         raise UsageError(

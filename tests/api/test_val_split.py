@@ -81,6 +81,17 @@ def test_refusals(made):
     ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # validation data to stop by
 
 
+@pytest.mark.parametrize(
+    "setting", [{"early_stop": 1}, {"metrics": ["top5"]}, {"validate_every": 2}]
+)
+def test_settings_of_a_validation_need_its_data(made, setting):
+    """Metrics and ``validate_every`` had no effect without them."""
+    run, data, _ = made
+    with pytest.raises(UsageError, match="needs validation data") as caught:
+        ob.train(run, data, epochs=1, **setting)
+    assert_three_lines(caught.value)
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "update_bn", "verify"])
 def test_a_run_knows_whether_it_was_trained_on_bytes(tmp_path, verb):
     """Evaluated on the numbers of the bytes, its accuracy was that of a guess."""
