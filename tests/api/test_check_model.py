@@ -46,5 +46,5 @@ def test_check_tells_what_a_conversion_tells():
         w=weights(3, 2),
     )
     told = [note for report in ob.build_program(net).reports for note in report.notes]
-    assert any("uses a random generator" in note for note in told)
+    assert any("Evaluation and exported files draw them, too" in note for note in told)
     assert set(told) <= set(ob.check(net).notes)
