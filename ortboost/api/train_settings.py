@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,8 +14,11 @@ from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup
 from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
 from ortboost.training.metrics import get_metric
+from ortboost.training.schedules import LinearWarmup
 
 __all__ = ["best_callbacks", "check_shared", "check_validation", "settle", "with_settings"]
+
+_log = logging.getLogger(__name__)
 
 _OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
 
@@ -68,9 +72,19 @@ def settle(
                 fix="Take accuracy or f1.",
             )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
+    rates = schedules(program.config, learning_rate, total)
+    for schedule in rates.values() if isinstance(rates, Mapping) else [rates]:
+        if isinstance(schedule, LinearWarmup) and total is not None and schedule.steps >= total:
+            _log.warning(
+                "the warm-up of %d updates does not end in this run of %d: the learning rate stays "
+                "below %g",
+                schedule.steps,
+                total,
+                schedule.after(0),
+            )
     return dataclasses.replace(
         base,
-        learning_rate=schedules(program.config, learning_rate, total),
+        learning_rate=rates,
         labels=program.counted_labels or base.labels,
         output=program.prediction if program.labels else None,
         metrics=base.metrics if loss.name == "softmax-cross-entropy" else chosen,

@@ -92,6 +92,15 @@ def test_settings_of_a_validation_need_its_data(made, setting):
     assert_three_lines(caught.value)
 
 
+def test_a_warm_up_longer_than_the_run_is_reported(made, caplog):
+    run, data, _ = made
+    for warmup, told in ((15, 0), (16, 1)):  # 8 updates an epoch
+        caplog.clear()
+        rate = f"cosine:0.1,warmup={warmup}"
+        ob.train(run, data, batch_size=5, epochs=2, learning_rate=rate, overwrite=True)
+        assert caplog.text.count("does not end in this run of 16") == told
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "update_bn", "verify"])
 def test_a_run_knows_whether_it_was_trained_on_bytes(tmp_path, verb):
     """Evaluated on the numbers of the bytes, its accuracy was that of a guess."""
