@@ -10,13 +10,24 @@ from typing import Any, Final
 from ortboost.api.learning_rates import schedules
 from ortboost.api.stored_batches import Data
 from ortboost.core.errors import ConfigError, UsageError, require_known
+from ortboost.graph.query import known_shape, label
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup
+from ortboost.runtime.update_bn import momenta
 from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
+from ortboost.training.data import ArraySource
 from ortboost.training.metrics import get_metric
 from ortboost.training.schedules import LinearWarmup
+from ortboost.transforms.trainable_norm import batch_norms
 
-__all__ = ["best_callbacks", "check_shared", "check_validation", "settle", "with_settings"]
+__all__ = [
+    "best_callbacks",
+    "check_shared",
+    "check_validation",
+    "settle",
+    "warn_of_single_samples",
+    "with_settings",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +101,27 @@ def settle(
         metrics=base.metrics if loss.name == "softmax-cross-entropy" else chosen,
         loss_scale=program.config.loss_scale,
     )
+
+
+def warn_of_single_samples(program: Program, source: Source) -> None:
+    """Warn of batches of one sample, where a BatchNormalization has one value per channel.
+
+    It makes 0 of each, so that nothing before it is trained, and its running variance shrinks.
+    """
+    if not isinstance(source, ArraySource) or source.smallest_batch > 1:
+        return
+    updated = momenta(program)
+    for node in batch_norms(program.evaluation):
+        data, mean = node.inputs[0], node.inputs[3]
+        if mean is not None and mean.name in updated and len(known_shape(data) or ()) == 2:
+            often = "Each batch" if source.batch_size == 1 else "The last batch of each epoch"
+            _log.warning(
+                "%s has one sample, which trains nothing before the BatchNormalization '%s' and "
+                "shrinks its running variance (an error in torch): choose another batch size",
+                often,
+                label(node),
+            )
+            return
 
 
 def _updates(steps: int, config: TrainConfig, window: int) -> int:
