@@ -22,7 +22,7 @@ def keep_outputs(model: ir.Model, names: Sequence[str]) -> Report:
     report, graph = Report("keep_outputs"), model.graph
     known = [value.name or "" for value in graph.outputs]
     for name in names:
-        require_known(name, known, f"The model has no output '{name}'.", "--output")
+        require_known(name, known, f"The model has no output '{name}'.", "outputs to keep")
     read = [value for value in graph.inputs if value.uses()]
     graph.outputs[:] = [value for value in graph.outputs if value.name in names]
     remove_unused_nodes(model)

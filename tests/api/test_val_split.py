@@ -89,6 +89,7 @@ def test_settings_of_a_validation_need_its_data(made, setting):
     run, data, _ = made
     with pytest.raises(UsageError, match="needs validation data") as caught:
         ob.train(run, data, epochs=1, **setting)
+    assert next(iter(setting)) in str(caught.value)
     assert_three_lines(caught.value)
 
 
