@@ -1,5 +1,6 @@
 """``ob.check``: for training, and for a target."""
 
+import numpy as np
 import pytest
 
 import ortboost as ob
@@ -48,3 +49,22 @@ def test_check_tells_what_a_conversion_tells():
     told = [note for report in ob.build_program(net).reports for note in report.notes]
     assert any("Evaluation and exported files draw them, too" in note for note in told)
     assert set(told) <= set(ob.check(net).notes)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_cannot_be_trained(value):
+    """Training ended with the advice to look for NaN in the data."""
+    stray = weights(3, 2)
+    stray[1, 1] = value
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,2] w, float[2,2] v) => (float[N,2] y) {
+          h = MatMul(x, w) y = MatMul(h, v) }""",
+        w=stray,
+        v=weights(2, 2),
+    )
+    (found,) = ob.check(net).blockers
+    assert (found.node, "NaN or infinite" in found.reason) == ("w", True)
+    with pytest.raises(ob.ModelError, match="cannot be trained"):
+        ob.build_program(net)
+    ob.build_program(net, ob.ProgramConfig(freeze=("w",)))
