@@ -68,3 +68,15 @@ def test_a_weight_that_is_not_finite_cannot_be_trained(value):
     with pytest.raises(ob.ModelError, match="cannot be trained"):
         ob.build_program(net)
     ob.build_program(net, ob.ProgramConfig(freeze=("w",)))
+
+
+def test_inspect_lists_the_weights_that_a_conversion_would_store():
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,2] x, float[3,2] v) => (float[N,2] y) <int64[2] shape = {2, 3}> {
+          w = ConstantOfShape(shape) h = MatMul(x, w) y = MatMul(h, v) }""",
+        v=weights(3, 2),
+    )
+    found = {p.name: p.trainable for p in ob.inspect(net).parameters}
+    assert found == {p["name"]: p["trained"] for p in ob.check(net).parameters}
+    assert found["w"]
