@@ -37,8 +37,14 @@ def command() -> None:
 def _quietly() -> int:
     """Run the command; a second Ctrl-C while it exits prints no traceback."""
     import gc
+    import io
+    import os
     import signal
 
+    if sys.stdout is None:  # closed (>&-): no library may get its number for a file
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):  # the locale may not have what a path has
+        sys.stdout.reconfigure(errors="backslashreplace")
     from ortboost.cli import leave_if_interrupted, main
 
     sys.unraisablehook = leave_if_interrupted

@@ -126,6 +126,7 @@ def export(
     min_sqnr: Annotated[float, Range()] | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
+    outputs: Sequence[str] = (),
     images: ImageConfig | str | None = None,
     rtol: Annotated[float, Range(0)] | None = None,
     atol: Annotated[float, Range(0)] | None = None,
@@ -163,6 +164,8 @@ def export(
             output, in dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
+        outputs: The outputs to keep, if not all; inputs that only the others read are left out,
+            too: labels, where the model computes its loss.
         images: How images of the data become inputs; what the training did if not given, see
             :func:`ortboost.train`. It is written into the file.
         rtol: Relative tolerance; that of the precision if not given.
@@ -218,7 +221,12 @@ def export(
         # The reference session is no longer needed; for a large model it takes gigabytes.
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
-            optimize=optimize, opset=opset, target=wanted, low_precision=low_precision, slim=slim
+            optimize=optimize,
+            opset=opset,
+            target=wanted,
+            low_precision=low_precision,
+            slim=slim,
+            outputs=outputs,
         )
         tolerance = tolerance_for(
             precision if precision != "fp32" else precision_of(exported.model),
@@ -228,7 +236,9 @@ def export(
             atols=atols,
             sqnr=min_sqnr,
         )
-        scores = subject.accuracies(verify, collected.feeds, expected, collected.lengths)
+        kept = not outputs or subject.prediction in (None, *outputs)
+        labelled = verify if kept else None
+        scores = subject.accuracies(labelled, collected.feeds, expected, collected.lengths)
         compared = ExportComparison(subject, collected, expected, exported, scores, tolerance)
         parity = write_verified(
             exported,

@@ -20,6 +20,7 @@ from ortboost.api.train_settings import (
     check_shared,
     check_validation,
     settle,
+    warn_of_single_samples,
     with_settings,
 )
 from ortboost.core.arguments import checked
@@ -151,7 +152,7 @@ def train(
     shown = session_progress() if progress == "auto" else progress
     shown = make_progress(shown) if isinstance(shown, str) else shown
     program = Program.load(folder)
-    check_validation(validation, val_split, early_stop)
+    check_validation(validation, val_split, early_stop, settings)
     base = with_settings(config, settings, resume, _ARGUMENTS)
     resume = resume or continues(folder / LOG)
     pixels = as_images(images)
@@ -193,6 +194,7 @@ def train(
         source, held_out = _held_out(source, validation, val_split, read, pixels)
         # What program and data determine: schedules, metrics, the goal of the best model.
         settled = settle(base, program, source.steps_per_epoch, learning_rate, settings)
+        warn_of_single_samples(program, source)
         if tensorboard is not None and first:
             listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         # Only from here on is the folder locked, by the process that writes.

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ortboost.api.learning_rates import schedules
 from ortboost.api.stored_batches import Data
 from ortboost.core.errors import ConfigError, UsageError, require_known
+from ortboost.graph.query import known_shape, label
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup
+from ortboost.runtime.update_bn import momenta
 from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
+from ortboost.training.data import ArraySource
 from ortboost.training.metrics import get_metric
+from ortboost.training.schedules import LinearWarmup
+from ortboost.transforms.trainable_norm import batch_norms
 
-__all__ = ["best_callbacks", "check_shared", "check_validation", "settle", "with_settings"]
+__all__ = [
+    "best_callbacks",
+    "check_shared",
+    "check_validation",
+    "settle",
+    "warn_of_single_samples",
+    "with_settings",
+]
+
+_log = logging.getLogger(__name__)
 
 _OF_PROGRAM: Final = ("learning_rate", "labels", "output", "loss_scale")
 
@@ -68,14 +83,45 @@ def settle(
                 fix="Use accuracy or f1.",
             )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
+    rates = schedules(program.config, learning_rate, total)
+    for schedule in rates.values() if isinstance(rates, Mapping) else [rates]:
+        if isinstance(schedule, LinearWarmup) and total is not None and schedule.steps >= total:
+            _log.warning(
+                "the warm-up of %d updates does not end in this run of %d: the learning rate stays "
+                "below %g",
+                schedule.steps,
+                total,
+                schedule.after(0),
+            )
     return dataclasses.replace(
         base,
-        learning_rate=schedules(program.config, learning_rate, total),
+        learning_rate=rates,
         labels=program.counted_labels or base.labels,
         output=program.prediction if program.labels else None,
         metrics=base.metrics if loss.name == "softmax-cross-entropy" else chosen,
         loss_scale=program.config.loss_scale,
     )
+
+
+def warn_of_single_samples(program: Program, source: Source) -> None:
+    """Warn of batches of one sample, where a BatchNormalization has one value per channel.
+
+    It makes 0 of each, so that nothing before it is trained, and its running variance shrinks.
+    """
+    if not isinstance(source, ArraySource) or source.smallest_batch > 1:
+        return
+    updated = momenta(program)
+    for node in batch_norms(program.evaluation):
+        data, mean = node.inputs[0], node.inputs[3]
+        if mean is not None and mean.name in updated and len(known_shape(data) or ()) == 2:
+            often = "Each batch" if source.batch_size == 1 else "The last batch of each epoch"
+            _log.warning(
+                "%s has one sample, which trains nothing before the BatchNormalization '%s' and "
+                "shrinks its running variance (an error in torch): choose another batch size",
+                often,
+                label(node),
+            )
+            return
 
 
 def _updates(steps: int, config: TrainConfig, window: int) -> int:
@@ -98,14 +144,23 @@ def best_callbacks(
 
 
 def check_validation(
-    validation: Data | None, val_split: float | None, early_stop: int | None
+    validation: Data | None,
+    val_split: float | None,
+    early_stop: int | None,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Refuse validation data from two sources, and stopping early without any."""
-    if early_stop is not None and validation is None and val_split is None:
+    """Refuse validation data from two sources, and settings of a validation without any."""
+    needs = {
+        "--early-stop": early_stop,
+        "--metric": settings.get("metrics"),
+        "--validate-every": settings.get("validate_every"),
+    }
+    if validation is None and val_split is None and any(needs.values()):
+        option = next(name for name, value in needs.items() if value)
         raise UsageError(
-            "Stopping early needs validation data.",
-            where="--early-stop",
-            fix="Give --val DATA, or --val-split 0.1.",
+            f"{option} needs validation data.",
+            where=option,
+            fix=f"Give --val DATA or --val-split 0.1, or leave {option} out.",
         )
     if validation is not None and val_split is not None:
         raise UsageError(

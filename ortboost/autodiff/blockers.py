@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
@@ -109,6 +110,15 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
                 f"parameters of type {value.dtype} cannot be trained, only float32 can",
                 "Export the model in float32 (a mixed-precision step keeps float32 parameters, "
                 "too), or freeze it.",
+            )
+        elif value.const_value is not None and not np.isfinite(
+            np.sum(value.const_value.numpy(), dtype=np.float64)  # no array of its size is made
+        ):
+            yield Blocker(
+                name,
+                "tensor",
+                "it has values that are NaN or infinite: every step would overflow",
+                "Export the model again, with finite weights, or freeze it.",
             )
     for value in model.graph.inputs:
         if value.type is not None and not isinstance(value.type, ir.TensorType):

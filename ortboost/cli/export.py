@@ -48,6 +48,11 @@ class ExportOptions(Options):
     optimize: bool = option("Run the optimizing rewrites.", default=True)
     slim: bool = option("Also run onnxslim.", "--slim", default=False)
     opset: int | None = option("Opset of the file.")
+    outputs: list[str] | None = option(
+        "Output to keep, if not all (repeatable); inputs that only others read are left out, too.",
+        "--output",
+        metavar="NAME",
+    )
     device: Device = "auto"
 
 
@@ -149,6 +154,7 @@ Examples:
   ortboost export run -o model.fp16.onnx --precision fp16 --calib train.npz --verify val.npz
   ortboost export run -o model.int8.onnx --precision int8 --calib train.npz --verify val.npz
   ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224
+  ortboost export detector.run -o detector.onnx --output scores --output boxes
   ortboost export run -o model.onnx --checkpoint last --no-optimize --rtol logits:1e-4
 \b
 Exit status 5 if the outputs of the file differ; then nothing is written, and the rewrite that

@@ -60,7 +60,9 @@ class LossOptions(Options):
 class LabelOptions(Options):
     """Further fields of a :class:`~ortboost.transforms.attach_loss.LossConfig`."""
 
-    reduction: str | None = option("mean (default), sum or none.")
+    reduction: str | None = option(
+        "mean (default), sum or none; of a sum, the losses shown are those of batches."
+    )
     sparse: bool | None = option(
         "Labels are class probabilities, not class indices.",
         "--dense-labels",

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -217,6 +218,9 @@ def _plural(words: str) -> str:
     # "0 or more" -> "numbers, 0 or more each"; "a list of texts" -> "lists of texts"
     if words[0].isdigit():
         return f"numbers, {words} each"
+    members = words.split(" or ")
+    if len(members) > 1 and all(re.fullmatch(r"(a|an) \w+", one) for one in members):
+        return " or ".join(map(_plural, members))
     words = words.removeprefix("a ").removeprefix("an ")
     nouns = ("list", "number", "float", "whole number")
     noun = next((noun for noun in nouns if words.startswith(f"{noun} ")), words)

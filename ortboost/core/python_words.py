@@ -22,7 +22,7 @@ _SAME_NAME: Final = (  # except for hyphens
     "around atol augment batch-size before check-sync checkpoint checkpoint-every checkpoints "
     "components data debug-overflow device early-stop exchange-dtype graph ignore-index images "
     "keep max-drop max-nodes min-sqnr opset out precision rtol segments target timeout update-bn "
-    "val-split verify"
+    "val-split validate-every verify"
 )
 ARGUMENTS: Final[Mapping[str, str]] = {
     **{name: name.replace("-", "_") for name in _SAME_NAME.split()},
@@ -46,6 +46,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "loss": "LossConfig.name",
     "loss-scale": "ProgramConfig.loss_scale",
     "map": "mapping",
+    "metric": "metrics",
     "new-head": "ProgramConfig.new_head",
     "no-cuda-graph": "cuda_graph=False",
     "no-optimize": "optimize=False",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.deploy.drop_exporter_notes import drop_exporter_notes
+from ortboost.deploy.keep_outputs import keep_outputs
 from ortboost.deploy.low_precision import LowPrecision, precision_steps
 from ortboost.deploy.pipeline import Step, optimize
 from ortboost.deploy.slim import slim_step
@@ -80,6 +81,7 @@ class ExportSettings:
         low_precision: The reduced precision, if not float32.
         slim: Run onnxslim too.
         inputs: Dimensions and inputs to fix.
+        outputs: The outputs to keep; all if empty.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
     """
 
@@ -89,6 +91,7 @@ class ExportSettings:
     low_precision: LowPrecision | None = None
     slim: bool = False
     inputs: InputConfig = field(default_factory=InputConfig)
+    outputs: Sequence[str] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -101,7 +104,7 @@ def export_model(program: Program, state: Mapping[str, NDArray[Any]], **settings
     """
     chosen = ExportSettings(**settings)
     model, stripped = inference_model(program, state)
-    reports = [stripped, *_fixed(model, chosen.inputs)]
+    reports = [stripped, *_fixed(model, chosen)]
     config = json.dumps(program.config.to_dict(), sort_keys=True)
     stamp = {
         "source": Path(program.source).name,
@@ -124,7 +127,7 @@ def export_network(source: ModelSource, **settings: Any) -> Exported:
         UsageError: Target, precision and opset are not compatible.
     """
     chosen, model = ExportSettings(**settings), load_model(source)
-    fixed = _fixed(model, chosen.inputs)
+    fixed = _fixed(model, chosen)
     # The opset is kept here if the rewrites can work with it; `_finish` fits it to the target.
     version = model.opset_imports.get("", 0)
     keep_fused = chosen.target.keeps_fused or not chosen.optimize
@@ -136,13 +139,15 @@ def export_network(source: ModelSource, **settings: Any) -> Exported:
     return _finish(model, reports, {"source": Path(source_name(model)).name}, chosen)
 
 
-def _fixed(model: ir.Model, inputs: InputConfig) -> list[Report]:
-    """Fix dimensions and inputs, and infer the resulting shapes."""
-    if not (inputs.dims or inputs.values):
-        return []
-    report = fix_inputs(model, inputs)
-    infer_shapes(model)
-    return [report]
+def _fixed(model: ir.Model, settings: ExportSettings) -> list[Report]:
+    """Fix dimensions and inputs, infer the resulting shapes, and leave outputs out."""
+    inputs, reports = settings.inputs, list[Report]()
+    if inputs.dims or inputs.values:
+        reports.append(fix_inputs(model, inputs))
+        infer_shapes(model)
+    if settings.outputs:
+        reports.append(keep_outputs(model, settings.outputs))
+    return reports
 
 
 def _finish(

@@ -76,6 +76,7 @@ class TensorSpec:
         averaged: For labels: whether the loss is the mean over the labels that are not ignored.
         weights: For labels: the weights of the classes in this mean; ``None`` if all are 1.
         threshold: For labels of two classes: the prediction above which it is class 1.
+        probabilities: For labels: values must be 0 to 1.
         batch_axis: For data: the batch axis, see :mod:`ortboost.graph.shapes.batch_axes`.
         rows: For token IDs: values must be 0 to ``rows - 1``, the rows of a table.
     """
@@ -92,6 +93,7 @@ class TensorSpec:
     weights: tuple[float, ...] | None = None
     rows: int | None = None
     threshold: float = 0.0
+    probabilities: bool = False
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -127,6 +129,8 @@ class TensorSpec:
             data["rows"] = self.rows
         if self.threshold:
             data["threshold"] = self.threshold
+        if self.probabilities:
+            data["probabilities"] = True
         return data
 
     @classmethod

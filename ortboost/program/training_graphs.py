@@ -180,7 +180,9 @@ def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> 
         classes, ignored = indices
         return dataclasses.replace(spec, classes=classes, ignored=ignored, class_axis=1)
     if value.name == loss.labels:
-        spec = dataclasses.replace(spec, threshold=loss.threshold)
+        spec = dataclasses.replace(
+            spec, threshold=loss.threshold, probabilities=config.loss.wants_probabilities
+        )
     if value.name != loss.labels or not loss.class_axis:
         return spec
     if not config.loss.sparse:

@@ -206,6 +206,8 @@ def _advice(error: str, batch: Mapping[str, NDArray[Any]]) -> str:
     found = _OUT_OF_RANGE.search(error)
     if found is None:
         check = "Check that the shapes and values of the inputs and labels fit the model."
+        if "cannot be reshaped" in error:
+            return f"{check} The exporter may have fixed a length: export it as a dynamic one."
         return f"{check} {positions}" if "broadcast" in error else check
     index, low, high = map(int, found.groups())
     integers = (name for name, array in batch.items() if array.dtype.kind in "iu")

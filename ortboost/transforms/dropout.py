@@ -25,7 +25,9 @@ def dropout_to_training(model: ir.Model) -> Report:
     if drawing:
         report.notes.append(
             f"{drawing[0].op_type} '{drawing[0].name}' uses a random generator internal to the "
-            "runtime: a resumed run draws other numbers than an uninterrupted one"
+            "runtime: a resumed run draws other numbers than an uninterrupted one. Evaluation and "
+            "exported files draw them, too, also if they are torch's Dropout2d or a stochastic "
+            "depth, exported in train()"
         )
     builder = Builder(model.graph, "ortboost/dropout")
     for node in find_nodes(model.graph, "Dropout"):

@@ -170,6 +170,11 @@ class LossConfig(Configuration):
         return self.name in ("softmax-cross-entropy", "bce-with-logits")
 
     @property
+    def wants_probabilities(self) -> bool:
+        """Whether labels are probabilities, not classes or numbers."""
+        return self.has_classes and (self.name == "bce-with-logits" or not self.sparse)
+
+    @property
     def is_file(self) -> bool:
         """Whether the loss is a user-defined one in a file."""
         return self.name.lower().endswith(".onnx")

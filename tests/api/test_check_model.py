@@ -1,5 +1,6 @@
 """``ob.check``: for training, and for a target."""
 
+import numpy as np
 import pytest
 
 import ortboost as ob
@@ -46,5 +47,36 @@ def test_check_tells_what_a_conversion_tells():
         w=weights(3, 2),
     )
     told = [note for report in ob.build_program(net).reports for note in report.notes]
-    assert any("uses a random generator" in note for note in told)
+    assert any("Evaluation and exported files draw them, too" in note for note in told)
     assert set(told) <= set(ob.check(net).notes)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_cannot_be_trained(value):
+    """Training ended with the advice to look for NaN in the data."""
+    stray = weights(3, 2)
+    stray[1, 1] = value
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,2] w, float[2,2] v) => (float[N,2] y) {
+          h = MatMul(x, w) y = MatMul(h, v) }""",
+        w=stray,
+        v=weights(2, 2),
+    )
+    (found,) = ob.check(net).blockers
+    assert (found.node, "NaN or infinite" in found.reason) == ("w", True)
+    with pytest.raises(ob.ModelError, match="cannot be trained"):
+        ob.build_program(net)
+    ob.build_program(net, ob.ProgramConfig(freeze=("w",)))
+
+
+def test_inspect_lists_the_weights_that_a_conversion_would_store():
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,2] x, float[3,2] v) => (float[N,2] y) <int64[2] shape = {2, 3}> {
+          w = ConstantOfShape(shape) h = MatMul(x, w) y = MatMul(h, v) }""",
+        v=weights(3, 2),
+    )
+    found = {p.name: p.trainable for p in ob.inspect(net).parameters}
+    assert found == {p["name"]: p["trained"] for p in ob.check(net).parameters}
+    assert found["w"]

@@ -8,7 +8,7 @@ import pytest
 import ortboost as ob
 from ortboost.cli import main
 from ortboost.core.errors import UsageError
-from tests.support import assert_three_lines, small_convnet, small_mlp
+from tests.support import assert_three_lines, small_convnet, small_mlp, text_model, weights
 
 
 @pytest.fixture
@@ -79,6 +79,58 @@ def test_refusals(made):
         ob.train(run, [(arrays["x"], arrays["y"])], val_split=0.1)
     assert_three_lines(caught.value)
     ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # validation data to stop by
+
+
+@pytest.mark.parametrize(
+    "setting", [{"early_stop": 1}, {"metrics": ["top5"]}, {"validate_every": 2}]
+)
+def test_settings_of_a_validation_need_its_data(made, setting):
+    """Metrics and ``validate_every`` had no effect without them."""
+    run, data, _ = made
+    with pytest.raises(UsageError, match="needs validation data") as caught:
+        ob.train(run, data, epochs=1, **setting)
+    assert next(iter(setting)) in str(caught.value)
+    assert_three_lines(caught.value)
+
+
+def test_a_warm_up_longer_than_the_run_is_reported(made, caplog):
+    run, data, _ = made
+    for warmup, told in ((15, 0), (16, 1)):  # 8 updates an epoch
+        caplog.clear()
+        rate = f"cosine:0.1,warmup={warmup}"
+        ob.train(run, data, batch_size=5, epochs=2, learning_rate=rate, overwrite=True)
+        assert caplog.text.count("does not end in this run of 16") == told
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "frozen", "told"),
+    [
+        (9, 4, (), "The last batch of each epoch has one sample"),
+        (8, 1, (), "Each batch has one sample"),
+        (8, 4, (), ""),
+        (10, 4, (), ""),
+        (9, 4, ("*",), ""),
+    ],
+)
+def test_one_sample_is_too_few_for_a_normalization_over_the_batch(
+    tmp_path, caplog, rows, batch, frozen, told
+):
+    """torch refuses it; here it trained nothing, and shrank the running variance."""
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,4] w, float[4] s, float[4] b, float[4] m, float[4] v)
+            => (float[N,4] y) { h = MatMul(x, w) y = BatchNormalization(h, s, b, m, v) }""",
+        w=weights(3, 4),
+        s=np.ones(4, np.float32),
+        b=np.zeros(4, np.float32),
+        m=np.zeros(4, np.float32),
+        v=np.ones(4, np.float32),
+    )
+    ob.convert(net, tmp_path / "run", ob.ProgramConfig(frozen_norm=frozen))
+    data = {"x": weights(rows, 3), "y": np.arange(rows) % 4}
+    ob.train(tmp_path / "run", data, batch_size=batch, epochs=1)
+    assert told in caplog.text
+    assert ("one sample" in caplog.text) == bool(told)
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "update_bn", "verify"])

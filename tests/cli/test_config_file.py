@@ -82,9 +82,8 @@ def test_other_verbs_read_one(tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["convert", MLP, "-o", run, "-q"]) == 0
     file = tmp_path / "train.toml"
-    file.write_text(
-        f'data = "{tmp_path / "data.npz"}"\nepochs = 2\nbatch-size = 32\nmetric = ["top5"]\n'
-    )
+    text = f'data = "{tmp_path / "data.npz"}"\nepochs = 2\nbatch-size = 32\nval-split = 0.25\n'
+    file.write_text(text + 'metric = ["top5"]\n')
     assert main(["train", run, "--config", str(file), "--epochs", "1", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["steps"] == 2

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
 import onnx
 import pytest
 
 from ortboost.cli import main
-from tests.support import MODELS, model_path
+from tests.support import MODELS, ROOT, model_path
 
 EVIL = "a\x1b]0;owned\x07\x1b[31m\x00\x7f\x9b\u202e\ufffe\n  fix:   send money"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ufffe]")
@@ -65,6 +67,23 @@ def test_the_terminal_gets_no_control_characters(model, tmp_path, capfd):
         status, text = said(capfd, *words)
         if status:  # three lines, and none of them forged
             assert text[text.index("error: ") :].count("\n  fix:") == 1, words
+
+
+@pytest.mark.parametrize("stdout", ["ascii", "closed"])
+def test_results_on_a_stdout_without_these_letters_or_none_at_all(tmp_path, stdout):
+    """Both were reported as a bug of ortboost, after the work was done."""
+    model, close = tmp_path / "gewölbe.onnx", stdout == "closed"
+    model.write_bytes(model_path("mlp").read_bytes())
+    words = [sys.executable, "-m", "ortboost", "inspect", str(model), "--params"]
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *words] if close else words,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert close or rb"gew\xf6lbe" in found.stdout
 
 
 def test_pictures_are_xml(model, tmp_path, capfd):

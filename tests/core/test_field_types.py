@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from ortboost.core.field_words import UnfitError, describe_type, field_error
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, Lars, Sgd
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+from ortboost.training.callbacks import Adaptable, Callback
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tests.support import assert_three_lines
@@ -194,3 +195,9 @@ def test_a_whole_number_of_more_than_64_bits_is_told_the_limit():
     assert (
         describe_type(info.value.hint) == "a whole number from -9.223372037e+18 to 9.223372037e+18"
     )
+
+
+def test_each_member_of_a_list_of_several_kinds_has_its_plural():
+    hint = Sequence[Callback | Adaptable]  # was "a list of Callback or an Adaptables"
+    assert describe_type(hint) == "a list of Callbacks or Adaptables"
+    assert describe_type(tuple[tuple[str, ...], ...]) == "a list of lists of texts"

@@ -27,6 +27,7 @@ LABELS = TensorSpec(
     averaged=False,
     batch_axis=1,
     threshold=0.5,
+    probabilities=True,
 )
 STATE = StateEntry("w", "parameter", np.dtype("float32"), (2, 3), "next/w", "weight", sharded=True)
 

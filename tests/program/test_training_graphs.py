@@ -53,6 +53,20 @@ def test_names_and_order(boosts, expected):
         assert graph.model.metadata_props["ortboost.kind"] == kind
 
 
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (LossConfig(), False),
+        (LossConfig(sparse=False), True),
+        (LossConfig("bce-with-logits"), True),
+        (LossConfig("mse"), False),
+    ],
+)
+def test_the_catalogue_says_which_labels_are_probabilities(loss, expected):
+    (step,) = graphs(loss=loss)
+    assert [spec.probabilities for spec in step.catalogue.batch] == [False, expected]
+
+
 def test_a_line_search_has_graphs_to_try_and_accept_a_step(tmp_path):
     (step,) = graphs()
     length = sum(math.prod(entry.shape) for entry in step.catalogue.entries("parameter"))

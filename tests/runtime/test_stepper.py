@@ -288,6 +288,20 @@ def test_feeds_that_are_no_input_are_no_part_of_an_error(training):
         assert "a.png" not in str(info.value)
 
 
+def test_a_length_that_the_exporter_fixed_is_suspected():
+    """torch's TorchScript exporter writes that of the example into a Reshape of attention."""
+    net = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,S] x, float[7,3] w) => (float[M,3] y)
+          <int64[2] shape = {-1, 7}> { s = Reshape(x, shape) y = MatMul(s, w) }""",
+        w=weights(7, 3),
+    )
+    training = stepper(build_program(net, ProgramConfig(loss=LossConfig("mse"))))
+    with pytest.raises(UsageError, match="could not run") as info:
+        training.step({"x": np.zeros((3, 5), np.float32), "labels": np.zeros((3, 3), "f")}, RATE)
+    assert "may have fixed a length" in info.value.fix
+
+
 @pytest.mark.parametrize(
     "rates", [{}, {"learning_rate/head": 0.1}, {"learning_rate": 0.1, "learning_rate/haed": 0.1}]
 )

@@ -242,6 +242,10 @@ def test_a_scale_that_cannot_change_finds_no_place():
     well, line = health(state_of(BAD * 12 + GOOD * 88), dynamic=False)
     assert not well
     assert "this scale cannot shrink" in line
+    rising = GOOD * 1000 + (GOOD * 20 + BAD) * 12  # few in all
+    well, line = health(state_of(rising), dynamic=False)
+    assert not well
+    assert "increasingly often of late" in line
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(0, 200))

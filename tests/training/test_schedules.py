@@ -118,6 +118,8 @@ def test_per_step_holds_its_last_value():
         (lambda: PerStep((0.1, math.inf)), "'values' is inf"),
         (lambda: StepDecay(0.1, 0), "'every' is 0"),
         (lambda: MultiStep(0.1, (3, 2)), "are not increasing"),
+        (lambda: MultiStep(0.1, (3, 3)), "are not increasing"),
+        (lambda: MultiStep(0.1, (0, 3)), "are not increasing"),
         (lambda: MultiStep(0.1, ()), "are not increasing"),
         (lambda: Cosine(0.1, 0), "'total_steps' is 0"),
         (lambda: Cosine(0.1, 9, 0.2), "above 'lr'"),

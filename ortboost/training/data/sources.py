@@ -237,6 +237,12 @@ class ArraySource:
         whole, rest = divmod(self.length, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
+    @property
+    def smallest_batch(self) -> int:
+        """Samples of the shortest batch of an epoch."""
+        rest = 0 if self.drop_last else self.length % self.batch_size
+        return rest or self.batch_size
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from ``start`` on; earlier ones are not read."""
         for task in self.tasks(epoch, start):

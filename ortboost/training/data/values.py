@@ -47,7 +47,8 @@ def are_pixels(array: Array, dtype: np.dtype[Any]) -> bool:
 def value_fault(spec: InputLike, key: str, array: Array, *, finite: bool = True) -> _Fault | None:
     """Why the values of an array cannot feed an input unchanged; ``None`` if they can.
 
-    Floats may be rounded, but never become infinite, integers are exact, and labels are classes.
+    Floats may be rounded, but never become infinite, integers are exact, and labels are classes
+    or probabilities if the loss wants them.
     Only with ``finite`` are the values for a float input searched for NaN and values beyond its
     range. ``key`` is the name of the array.
     """
@@ -151,7 +152,9 @@ def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
 
 
 def _label_fault(spec: InputLike, key: str, array: Array) -> _Fault | None:
-    """The same for the first label that is not a class."""
+    """The same for the first label that is not a class, or not a probability."""
+    if getattr(spec, "probabilities", False) and not are_pixels(array, spec.dtype):
+        return _probability_fault(key, array)
     first_invalid_class = getattr(spec, "first_invalid_class", None)
     count = getattr(spec, "classes", None)
     if first_invalid_class is None or count is None:
@@ -175,6 +178,20 @@ def _label_fault(spec: InputLike, key: str, array: Array) -> _Fault | None:
         f"'{key}', first in row {row}",
         "Fix the labels, give the model a head with more classes (--new-head), or specify "
         "the label to ignore (--ignore-index).",
+    )
+
+
+def _probability_fault(key: str, array: Array) -> _Fault | None:
+    """The same for the first label outside 0 to 1: the loss would have no lower bound."""
+    slack = 1e-3  # of sums and products of rounded probabilities
+    row = _first_row(array, lambda piece: (piece < -slack) | (piece > 1 + slack))
+    if row is None:
+        return None
+    return (
+        f"The labels '{key}' are not probabilities.",
+        f"'{key}', first in row {row}: {np.min(array[row]):g} to {np.max(array[row]):g}",
+        "Give values from 0 to 1 (-1 and 1: (labels + 1) / 2), or convert with --loss mse for "
+        "other numbers.",
     )
 
 

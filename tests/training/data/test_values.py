@@ -35,6 +35,18 @@ def test_all_rows_are_looked_at_piece_by_piece(monkeypatch):
     assert caught.value.where == "data: 'x', first in row 555"
 
 
+def test_labels_of_a_loss_of_probabilities_are_from_0_to_1():
+    """With -1 and 1, or 0 and 100, binary cross entropy fell without end, and said nothing."""
+    spec = TensorSpec("labels", F32, ("N",), probabilities=True)
+    assert TensorSpec.from_dict(spec.to_dict()) == spec
+    for labels in ([0, 1.0005, 0.3], [True, False, True]):
+        bind_arrays({"y": np.array(labels)}, [spec])
+    for labels in ([1.0, -1.0, 1.0], [0, 100, 0], [-100.0, 1.0, 0.0]):
+        with pytest.raises(UsageError, match="'y' are not probabilities") as caught:
+            bind_arrays({"y": np.array(labels)}, [spec])
+        assert_three_lines(caught.value)
+
+
 def test_whole_numbers_that_are_surely_exact_are_accepted():
     tokens = InputSpec("tokens", I64, ("N",))
     for last in (np.float64(2**53 - 1), np.float32(2**24 - 1), np.float16(2047), BF16.type(255)):

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from ortboost.core.errors import FileError, require_known
+from ortboost.core.printable import count_of
 from ortboost.training.data.images.array import ImageArray
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.images.stores import FileImages
@@ -121,7 +122,7 @@ def load_images(
         paths += found
         labels += [numbers[name]] * len(found)
     if others:
-        _log.warning("%s: skipped %d files that are not images", folder, others)
+        _log.warning("%s: skipped %s of another format", folder, count_of(others, "file"))
     named = dataclasses.replace(config, classes=config.classes or tuple(classes))
     images = ImageArray(FileImages(paths, folder), named, augment)
     return {"images": as_array_like(images), "labels": np.array(labels, np.int64)}

@@ -58,7 +58,7 @@ def test_what_is_no_image_is_left_out_and_told(folder, caplog):
     (folder / "cat" / "notes.txt").write_text("x")
     (folder / "cat" / ".hidden.png").write_text("x")
     assert source(folder).length == 4
-    assert "skipped 2 files that are not images" in caplog.text
+    assert "skipped 2 files of another format" in caplog.text
 
 
 def test_classes_that_were_trained_keep_their_numbers(folder):
