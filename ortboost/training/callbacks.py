@@ -175,8 +175,8 @@ class Goal:
         return self.mode == "max"
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether ``value`` improves on ``best``: NaN never does, any number improves on None."""
-        if math.isnan(value):
+        """Whether ``value`` improves on ``best``, or on None; NaN and infinity never do."""
+        if not math.isfinite(value):
             return False
         if best is None:
             return True

@@ -41,6 +41,7 @@ def test_goal():
     assert goal.better(0.85, 1.0)
     assert not goal.better(math.nan, None)
     assert not goal.better(math.nan, 1.0)
+    assert not any(goal.better(value, None) for value in (math.inf, -math.inf))
 
 
 def test_early_stopping_waits_for_its_patience():
