@@ -8,7 +8,7 @@ model says so: ``detach`` of torch. It passes integers between a QuantizeLinear 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -26,6 +26,7 @@ __all__ = [
     "descendants",
     "dropped_detaches",
     "find_value",
+    "nodes_before",
     "reach",
     "stops_gradient",
     "uses_inside",
@@ -138,6 +139,13 @@ def ancestors(
     A node with subgraphs reads what the nodes in them read, and these count, too. The search does
     not go on to what a node reads if ``past`` is false for it.
     """
+    return set(nodes_before(values, past))
+
+
+def nodes_before(
+    values: Iterable[ir.Value | None], past: Callable[[ir.Node], bool] = lambda _: True
+) -> Iterator[ir.Node]:
+    """:func:`ancestors` one by one, from the values backwards, so that a search can stop early."""
     found: set[ir.Node] = set()
     pending = list(values)
     while pending:
@@ -146,9 +154,9 @@ def ancestors(
         if node is None or node in found:
             continue
         found.add(node)
+        yield node
         if past(node):
             pending += values_read(node)
-    return found
 
 
 def descendants(graph: ir.Graph, values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -22,7 +22,7 @@ from ortboost.graph.query import (
     source_before,
     subgraphs,
 )
-from ortboost.graph.reach import CONTROLS, STOPS, ancestors
+from ortboost.graph.reach import CONTROLS, STOPS, nodes_before
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
 
@@ -322,7 +322,7 @@ def _normalizes_groups(node: ir.Node) -> bool:
 
 def _is_raw(value: ir.Value | None) -> bool:
     """Whether a value comes from the model's inputs without passing an operator with weights."""
-    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors([value]))
+    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in nodes_before([value]))
 
 
 def _is_centred(value: ir.Value | None) -> bool:
