@@ -47,6 +47,25 @@ def test_straight_through(case, engine):
     np.testing.assert_allclose(found["x_grad"], C * inside, rtol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_at_the_limits_the_gradient_passes_where_torch_passes_it(engine):
+    """torch.fake_quantize_per_channel_affine(w, w.abs().amax(1) / 127.5, zeros, 0, -128, 127)."""
+    largest = np.array([0.3, 0.7, 1.1, 0.11], np.float32)
+    scale = largest / np.float32(127.5)
+    numbers = ", ".join(f"{number:.9g}" for number in scale)
+    model = graph(
+        f"""g (float[4,2] w) => (float loss)
+        <float[4] s = {{{numbers}}}, int8[4] zero = {{0, 0, 0, 0}}> {{
+        q = QuantizeLinear<axis = 0>(w, s, zero) y = DequantizeLinear<axis = 0>(q, s, zero)
+        loss = ReduceSum<keepdims = 0>(y) }}""",
+        opset=20,
+    )
+    w = np.stack([largest, -largest], 1)
+    decompose(model, wrt=["w"], loss="loss", engine=get_engine(engine))
+    found = run(differentiate(model, "loss", ["w"], engine), {"w": w})["w_grad"]
+    np.testing.assert_array_equal(found, [[1, 1], [0, 1], [0, 1], [0, 1]])
+
+
 @pytest.mark.parametrize(
     ("first", "second", "more"),
     [
