@@ -120,10 +120,12 @@ def test_an_input_that_chooses_a_branch_is_named():
     assert "--input cached=0 or 1" in blocker.fix
 
 
-def test_quantized_weights():
-    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
-        g (float[3] x, float[3] w) => (float[3] y) <int8[3] q = {1, 2, 3}, float s = {0.5}> {
-        [dq] k = DequantizeLinear(q, s) h = Mul(x, w) y = Mul(h, k) }""")
+@pytest.mark.parametrize("between", ["i = Identity(q)", "i = Clip(q, low)"])
+def test_quantized_weights(between):
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3] x, float[3] w) => (float[3] y)
+        <int8[3] q = {{1, 2, 3}}, float s = {{0.5}}, int8 low = {{-127}}> {{
+        {between} [dq] k = DequantizeLinear(i, s) h = Mul(x, w) y = Mul(h, k) }}""")
     (blocker,) = check(model, ["w"]).blockers
     assert (blocker.node, blocker.op) == ("dq", "DequantizeLinear")
     assert "quantize after training" in blocker.fix
