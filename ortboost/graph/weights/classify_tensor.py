@@ -297,7 +297,7 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> Verdict:
         return Verdict("constant", f"a vector of a spectral norm, {use.where}")
     if all(_chooses_a_number(usage.node) for usage in value.uses()):
         return Verdict("constant", f"one of two numbers, {use.where}", _AMBIGUOUS, by_use)
-    if _is_of_a_frozen_norm(value.graph, name):
+    if use.op != "BatchNormalization" and _is_of_a_frozen_norm(value.graph, name):
         return Verdict("constant", f"of a frozen normalization, {use.where}", _FROZEN, by_use)
     if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return Verdict(role, use.where, "", role)

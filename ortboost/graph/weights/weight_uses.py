@@ -89,6 +89,8 @@ _MOVES = {
     "ScatterElements": (0, 2),
     "ScatterND": (0, 2),
 }
+# Quantization-aware training rounds float weights to integers and back.
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 _STATE = ("Loop", "Scan", "If")
 _PRODUCTS = ("Einsum", "Gemm", "MatMul", "Mul", "Div")
 _WAVES = ("Cos", "Sin")
@@ -203,6 +205,9 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
         seen.add((id(current), waves, computed))
         for usage in current.uses():
             node, index, op = usage.node, usage.idx, usage.node.op_type
+            if op in _ROUNDING and index == 0:
+                pending += [(out, waves, computed) for out in node.outputs]
+                continue
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
             if op in _STOPS or not floats:
                 continue
