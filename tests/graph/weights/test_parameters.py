@@ -445,8 +445,8 @@ def test_a_layer_with_batch_norm_is_trained_while_it_is_rounded():
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[batch,4] x, float[4,4] w, float[4] g, float[4] s, float[4] m, float[4] v) => (y)
         <float step = {0.1}, int8 zero = {0}> {
-          t = Constant<value_float = 0.00001>() e = Add(v, t) r = Sqrt(e) k = Div(g, r) u = Mul(w, k)
-          q = QuantizeLinear(u, step, zero) d = DequantizeLinear(q, step, zero)
+          t = Constant<value_float = 0.00001>() e = Add(v, t) r = Sqrt(e) k = Div(g, r)
+          u = Mul(w, k) q = QuantizeLinear(u, step, zero) d = DequantizeLinear(q, step, zero)
           a = MatMul(x, d) b = Div(a, k) y = BatchNormalization(b, g, s, m, v) }""",
         w=W44,
         g=V4 + 1,
