@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
-from ortboost.graph.weights.fake_quantization import is_fake_quantizer
+from ortboost.graph.weights.fake_quantization import passes_integers
 from ortboost.graph.weights.origins import CALL_KEY
 
 __all__ = [
@@ -195,7 +195,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
         if (node.op_type in STOPS and is_standard(node)) or stops_gradient(node):
             continue
         moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
-        faked = is_fake_quantizer(node)
+        faked = passes_integers(node)
         carried = [o.name for o in node.outputs if o.name and (faked or _carries(o))]
         if moving and carried:
             forward.update(carried)
@@ -233,4 +233,4 @@ def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
 
 def _is_faked(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and is_fake_quantizer(node)
+    return node is not None and passes_integers(node)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.refused import REFUSED
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import constant, input_at, known_shape, producer_of
+from ortboost.graph.query import constant, input_at, known_shape, producer_of, source_before
 from ortboost.graph.reach import STOP_MARK
 from ortboost.graph.rewriting import Refusal, Site
 from ortboost.graph.weights.fake_quantization import integer_range, is_fake_quantizer
@@ -23,7 +23,7 @@ __all__ = ["straight_through"]
 @decomposes("DequantizeLinear")
 def straight_through(site: Site) -> list[ir.Value | None]:
     """Behind its QuantizeLinear: the same, with the gradient of ``x`` where its integer fits."""
-    quantizer = producer_of(site.input(0), "QuantizeLinear")
+    quantizer = producer_of(source_before(site.input(0), "Clip"), "QuantizeLinear")
     if quantizer is None or not is_fake_quantizer(quantizer):
         raise Refusal(REFUSED["DequantizeLinear"])
     x, (low, high) = quantizer.inputs[0], integer_range(quantizer) or (0, 0)

@@ -23,6 +23,7 @@ from ortboost.graph.query import (
     subgraphs,
 )
 from ortboost.graph.reach import CONTROLS, STOPS, nodes_before
+from ortboost.graph.weights.fake_quantization import passes_integers
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
 
@@ -205,7 +206,7 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
         seen.add((id(current), waves, computed))
         for usage in current.uses():
             node, index, op = usage.node, usage.idx, usage.node.op_type
-            if op in _ROUNDING and index == 0:
+            if index == 0 and (op in _ROUNDING or passes_integers(node)):
                 pending += [(out, waves, computed) for out in node.outputs]
                 continue
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
