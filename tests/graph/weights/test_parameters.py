@@ -398,6 +398,27 @@ def test_one_of_two_numbers_of_a_mask_is_no_parameter():
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sqrt_one_minus_alphas_cumprod", (False, True)),
+        ("loss_weight", (True, True)),
+        ("scale", (True, True)),
+    ],
+)
+def test_the_schedule_of_a_diffusion_process_is_a_buffer(name, expected):
+    """A table of one number for each time: of a file of TorchScript, whose loss is in the model."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, int64[batch,1] t, float[9] {name}, float[4,4] w) => (y) {{
+          s = Gather({name}, t) a = Mul(x, s) y = MatMul(a, w) }}""",
+        w=W44,
+        **{name: weights(9)},
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "array", "expected"),
     [
         ("kernel", weights(4, 1, 3, 3), (True, True)),
