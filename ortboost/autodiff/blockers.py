@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
 from ortboost.autodiff.portable.registry import has_own_rule
-from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label, source_before
 from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
 from ortboost.graph.weights.fake_quantization import is_fake_quantizer
 
@@ -55,6 +55,10 @@ _SHORT = (
     ir.DataType.FLOAT8E4M3FN,
     ir.DataType.FLOAT8E5M2,
 )
+
+
+# Between an integer weight and its DequantizeLinear; Brevitas clips it to a symmetric range.
+_INTEGER_STEPS = ("Clip", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,8 @@ def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:
         quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
         # The other inputs of DequantizeLinear are scales and zero points.
         inputs = node.inputs[:1] if node.op_type == "DequantizeLinear" else node.inputs
-        for value in inputs if quantized else ():
+        for read in inputs if quantized else ():
+            value = source_before(read, *_INTEGER_STEPS)
             tensor = None if value is None else value.const_value
             if value is None or tensor is None or value.dtype not in _SHORT or tensor.size <= 1:
                 continue

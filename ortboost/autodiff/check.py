@@ -168,7 +168,7 @@ def find_blockers(
     differentiated after ``prepare``. Only where one cannot, other rewrites are tried on a copy.
     """
     reached = reach(model, wrt, loss)
-    able = all(engine.gradient_support(node) is None for node in reached.nodes)
+    able = all(engine.gradient_support(node, reached.active) is None for node in reached.nodes)
     standing = standing_blockers(model, wrt, [loss], selected=selected)
     standing += ignored_rules(reached, engine)
     if able and len(reached.unreachable) < len(wrt) and not standing:
@@ -185,7 +185,7 @@ def _about_nodes(
     # Shape inference stops at these nodes: unknown shapes after them are not a separate reason.
     behind = descendants(graph, (out for node in (*foreign, *unfit) for out in node.outputs))
     for node in reached.nodes:
-        reason = unfit.get(node) or engine.gradient_support(node)
+        reason = unfit.get(node) or engine.gradient_support(node, reached.active)
         if reason is None:
             continue
         if node in behind and any(v is not None and v.shape is None for v in node.inputs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
@@ -63,8 +63,11 @@ class Engine(Protocol):
     def require(self) -> None:
         """Raise :class:`~ortboost.core.errors.DependencyError` if it cannot run here."""
 
-    def gradient_support(self, node: ir.Node) -> str | None:
-        """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""
+    def gradient_support(self, node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
+        """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not.
+
+        ``active`` are the names of the values that need a gradient: some inputs cannot have one.
+        """
 
     def prepare(self, model: ir.Model) -> list[Report]:
         """Rewrite a forward graph in place into a form that the engine differentiates correctly.

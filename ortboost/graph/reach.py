@@ -8,13 +8,13 @@ model says so: ``detach`` of torch. It passes integers between a QuantizeLinear 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ortboost.graph.query import FLOAT_TYPES, is_standard, subgraphs
-from ortboost.graph.weights.fake_quantization import is_fake_quantizer
+from ortboost.graph.weights.fake_quantization import passes_integers
 from ortboost.graph.weights.origins import CALL_KEY
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "descendants",
     "dropped_detaches",
     "find_value",
+    "nodes_before",
     "reach",
     "stops_gradient",
     "uses_inside",
@@ -138,6 +139,13 @@ def ancestors(
     A node with subgraphs reads what the nodes in them read, and these count, too. The search does
     not go on to what a node reads if ``past`` is false for it.
     """
+    return set(nodes_before(values, past))
+
+
+def nodes_before(
+    values: Iterable[ir.Value | None], past: Callable[[ir.Node], bool] = lambda _: True
+) -> Iterator[ir.Node]:
+    """:func:`ancestors` one by one, from the values backwards, so that a search can stop early."""
     found: set[ir.Node] = set()
     pending = list(values)
     while pending:
@@ -146,9 +154,9 @@ def ancestors(
         if node is None or node in found:
             continue
         found.add(node)
+        yield node
         if past(node):
             pending += values_read(node)
-    return found
 
 
 def descendants(graph: ir.Graph, values: Iterable[ir.Value]) -> set[ir.Node]:
@@ -187,7 +195,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
         if (node.op_type in STOPS and is_standard(node)) or stops_gradient(node):
             continue
         moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
-        faked = is_fake_quantizer(node)
+        faked = passes_integers(node)
         carried = [o.name for o in node.outputs if o.name and (faked or _carries(o))]
         if moving and carried:
             forward.update(carried)
@@ -225,4 +233,4 @@ def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
 
 def _is_faked(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and is_fake_quantizer(node)
+    return node is not None and passes_integers(node)

@@ -111,11 +111,6 @@ class _Choice:
         self.frozen, _ = match_parameters(parameters.values(), config.freeze)
         self.freezing = next((b.name for b in config.enabled_boosts if b.freezes_network), "")
         self.new = new if self.freezing else ()
-        # Float weights of quantization-aware training, which only a quantizer reads.
-        quantizers = (node for node in model.graph if is_standard(node, "QuantizeLinear"))
-        read = [node.inputs[0] for node in quantizers]
-        weights = [v for v in read if v and v.const_value and v.const_value.size > 1]
-        self.rounded = {value.name or "" for value in weights}
 
     def reason_against(self, parameter: Parameter) -> str | None:
         """Why a parameter is not trained, empty if obvious; ``None`` if it is trained."""
@@ -140,7 +135,7 @@ class _Choice:
             return self.listed.get(name, parameter.trainable and name in self.new)
         # A wildcard selects only parameters; a constant must be requested by its full name.
         requested = name in self.named and not parameter.role.startswith("running_")
-        return parameter.trainable or name in self.rounded or requested
+        return parameter.trainable or requested
 
 
 def _refuse_unmatched(

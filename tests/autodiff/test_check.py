@@ -5,10 +5,11 @@ import json
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff.check import check_trainable
+from ortboost.autodiff.check import check_trainable, find_blockers
 from ortboost.autodiff.conditions import unfit_shapes
 from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.native.support import gradient_support
+from ortboost.core.errors import ModelError
 from ortboost.graph.normalize import normalize
 from tests.autodiff.oracle import graph
 from tests.support import native_only
@@ -119,13 +120,46 @@ def test_an_input_that_chooses_a_branch_is_named():
     assert "--input cached=0 or 1" in blocker.fix
 
 
-def test_quantized_weights():
-    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
-        g (float[3] x, float[3] w) => (float[3] y) <int8[3] q = {1, 2, 3}, float s = {0.5}> {
-        [dq] k = DequantizeLinear(q, s) h = Mul(x, w) y = Mul(h, k) }""")
+@pytest.mark.parametrize("between", ["i = Identity(q)", "i = Clip(q, low)"])
+def test_quantized_weights(between):
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3] x, float[3] w) => (float[3] y)
+        <int8[3] q = {{1, 2, 3}}, float s = {{0.5}}, int8 low = {{-127}}> {{
+        {between} [dq] k = DequantizeLinear(i, s) h = Mul(x, w) y = Mul(h, k) }}""")
     (blocker,) = check(model, ["w"]).blockers
     assert (blocker.node, blocker.op) == ("dq", "DequantizeLinear")
     assert "quantize after training" in blocker.fix
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "portable"),
+    [
+        ("y = Pow(h, e)", "the exponent has no gradient", False),
+        ("y = Clip(h, , s)", "its bounds have no gradient", False),
+        ("y = Pad(h, i, s)", "its padding value has no gradient", True),
+        ("y = SoftmaxCrossEntropyLoss(h, i, e)", "the class weights have no gradient", True),
+        ("l = LogSoftmax(h) y = NegativeLogLikelihoodLoss(l, i, e)", "class weights", True),
+        ("y = Pad(h, i, c)", "", False),
+        ("y = SoftmaxCrossEntropyLoss(h, i, u)", "", False),
+    ],
+)
+@pytest.mark.parametrize("engine", ["native", "portable"])
+def test_inputs_that_cannot_have_a_gradient_are_found_before_the_conversion(
+    body, reason, portable, engine
+):
+    model = graph(f"""g (float[3,4] x, float[4] w, float[4] u) => (float loss) {{
+        h = Mul(x, w) e = Exp(w) s = ReduceSum<keepdims=0>(w) c = ReduceSum<keepdims=0>(u)
+        i = Constant<value_ints=[0,1,{"1,0" if "Pad" in body else "2"}]>()
+        {body} loss = ReduceMean<keepdims=0>(y) }}""")
+    engine_here = get_engine(engine)
+    found = find_blockers(model, wrt=["w"], engine=engine_here, loss="loss")
+    refused = bool(reason) and (portable or engine == "native")
+    if engine == "native" and body.startswith("l"):
+        refused = False  # decomposed
+    assert [reason in blocker.reason for blocker in found] == [True] * refused
+    if refused:
+        with pytest.raises(ModelError):
+            engine_here.differentiate(model, "loss", ["w"])
 
 
 def test_nothing_trainable_is_a_blocker():

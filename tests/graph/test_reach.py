@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from ortboost.graph import reach as reach_module
 from ortboost.graph.reach import ancestors, descendants, find_value, reach, uses_inside
+from ortboost.graph.weights.weight_uses import weight_uses
 from tests.autodiff.oracle import graph
 
 BRANCHED = """g (float[N,3] x, float[3] w, float[3] u, float[3] unused)
@@ -82,3 +84,18 @@ def test_ancestors_come_through_operators_and_branches():
     found = sorted(node.op_type for node in ancestors([z, None]))
     assert found == ["Abs", "Clip", "Exp", "Identity", "If", "Mul"]
     assert ancestors([model.graph.inputs[0]]) == set()
+
+
+def test_the_uses_of_a_bias_do_not_search_the_layers_before(monkeypatch):
+    layers = 100
+    lines = [f"m{i} = MatMul(x{i}, w) x{i + 1} = Add(m{i}, b)" for i in range(layers)]
+    model = graph(
+        f"g (float[N,3] x0, float[3,3] w, float[3] b) => (float[N,3] x{layers}) {{"
+        + "\n".join(lines)
+        + "}"
+    )
+    read, visits = reach_module.values_read, []
+    monkeypatch.setattr(reach_module, "values_read", lambda n: visits.append(n) or read(n))
+    (use, *_) = weight_uses(model.graph.inputs[2])
+    assert not use.raw_affine
+    assert len(visits) <= layers

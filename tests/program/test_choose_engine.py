@@ -59,7 +59,7 @@ def test_what_the_first_engine_cannot_do_goes_to_the_second(monkeypatch):
     monkeypatch.setattr(
         PortableEngine,
         "gradient_support",
-        lambda _, node: "not today" if node.op_type == "Relu" else None,
+        lambda _, node, *__: "not today" if node.op_type == "Relu" else None,
     )
     chosen = choose_engine(small_mlp(), ProgramConfig())
     assert chosen.engine.name == "native"
@@ -149,8 +149,8 @@ def test_the_short_way_finds_the_blockers_of_the_long_one(operator):
 class Refusing(PortableEngine):
     """Differentiates no product."""
 
-    def gradient_support(self, node):
-        return "no" if node.op_type == "MatMul" else super().gradient_support(node)
+    def gradient_support(self, node, *active):
+        return "no" if node.op_type == "MatMul" else super().gradient_support(node, *active)
 
 
 def test_a_prepared_graph_is_not_prepared_again(monkeypatch):

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.refused import REFUSED
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import constant, input_at, known_shape, producer_of
+from ortboost.graph.query import constant, input_at, known_shape, producer_of, source_before
 from ortboost.graph.reach import STOP_MARK
 from ortboost.graph.rewriting import Refusal, Site
 from ortboost.graph.weights.fake_quantization import integer_range, is_fake_quantizer
@@ -22,22 +22,23 @@ __all__ = ["straight_through"]
 
 @decomposes("DequantizeLinear")
 def straight_through(site: Site) -> list[ir.Value | None]:
-    """Behind its QuantizeLinear: the same, with the gradient of ``clip(x, lowest, highest)``."""
-    quantizer = producer_of(site.input(0), "QuantizeLinear")
+    """Behind its QuantizeLinear: the same, with the gradient of ``x`` where its integer fits."""
+    quantizer = producer_of(source_before(site.input(0), "Clip"), "QuantizeLinear")
     if quantizer is None or not is_fake_quantizer(quantizer):
         raise Refusal(REFUSED["DequantizeLinear"])
     x, (low, high) = quantizer.inputs[0], integer_range(quantizer) or (0, 0)
     assert x is not None
     scale, zero = _settings(quantizer, x)
-    step, origin = (site.const(array, x.dtype) for array in (scale, zero))
-    whole = (Term(site, _stopped(site, x), x.shape) / step).call("Round") + origin
+    step, inverse, origin = (site.const(array, x.dtype) for array in (scale, 1 / scale, zero))
+    stopped = Term(site, _stopped(site, x), x.shape)
+    whole = (stopped / step).call("Round") + origin
     rounded = (whole.call("Max", low).call("Min", high) - origin) * step
-    # Half a step more on each side: what is rounded into the range is within it.
-    lowest, highest = (
-        site.const((edge - zero) * scale, x.dtype) for edge in (low - 0.5, high + 0.5)
-    )
-    clipped = Term(site, x, x.shape).call("Max", lowest).call("Min", highest)
-    return [(clipped - _stopped(site, clipped.value) + rounded).value]
+    # As torch decides whether an integer is within the range. Symmetric observers put the largest
+    # weight of each channel at its limit, 127.5 steps from zero: there, the last bit matters.
+    whole = (stopped * inverse).call("Round") + origin
+    inside = whole.call("Equal", whole.call("Max", low).call("Min", high))
+    passed = inside.where(Term(site, x, x.shape), 0.0)
+    return [(passed - _stopped(site, passed.value) + rounded).value]
 
 
 def _stopped(site: Site, value: ir.Value) -> ir.Value:

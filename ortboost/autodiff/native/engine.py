@@ -8,7 +8,7 @@ cannot forget it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -76,9 +76,9 @@ class NativeEngine:
         if found is not None:
             raise DependencyError(found.what, where=found.where, fix=found.fix)
 
-    def gradient_support(self, node: ir.Node) -> str | None:
+    def gradient_support(self, node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
         """``None`` if the builder's gradient of the node is correct once it is prepared."""
-        return support.gradient_support(node)
+        return support.gradient_support(node, active)
 
     def prepare(self, model: ir.Model) -> list[Report]:
         """Rewrite in place the nodes that the builder gets wrong or cannot differentiate."""
@@ -137,28 +137,13 @@ class NativeEngine:
         return result
 
 
-# Operator to inputs and outputs that cannot carry a gradient, with the reason.
-_NO_GRADIENT = {
-    "BatchNormalization": ((), (1, 2), "its running statistics have no gradient"),
-    "Clip": ((1, 2), (), "its bounds have no gradient"),
-    "Pad": ((2,), (), "its padding value has no gradient"),
-    "Pow": ((1,), (), "the exponent has no gradient; use a constant one"),
-    "SoftmaxCrossEntropyLoss": ((2,), (), "the class weights have no gradient"),
-}
-
-
 def _problems(
     engine: NativeEngine, model: ir.Model, wrt: Sequence[str], loss: str
 ) -> Iterator[tuple[ir.Node, str]]:
     """The nodes on the path without a correct gradient, with the reason."""
     reached = reach(model, wrt, loss)
     for node in reached.nodes:
-        reason = engine.gradient_support(node)
-        inputs, outputs, explanation = _NO_GRADIENT.get(node.op_type, ((), (), ""))
-        touched = [input_at(node, i) for i in inputs]
-        touched += [node.outputs[i] for i in outputs if i < len(node.outputs)]
-        if reason is None and any(v is not None and v.name in reached.active for v in touched):
-            reason = explanation
+        reason = engine.gradient_support(node, reached.active)
         # partly_used_splits could not replace it.
         if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
             reason = "only some of its outputs lead to the loss, and its sizes are not fixed"

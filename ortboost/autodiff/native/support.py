@@ -6,7 +6,7 @@ central differences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 
@@ -111,8 +111,21 @@ def _chosen_by(node: ir.Node) -> str | None:
     return value.name if value is not None and value.is_graph_input() else None
 
 
-def gradient_support(node: ir.Node) -> str | None:
-    """``None`` if the gradient of this node is correct, else one sentence: reason and fix."""
+_NO_GRADIENT: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
+    "BatchNormalization": ((), (1, 2), "its running statistics have no gradient"),
+    "Clip": ((1, 2), (), "its bounds have no gradient; make them constant"),
+    "Pad": ((2,), (), "its padding value has no gradient; make it constant"),
+    "Pow": ((1,), (), "the exponent has no gradient; use a constant one"),
+    "SoftmaxCrossEntropyLoss": ((2,), (), "the class weights have no gradient; make them constant"),
+}
+"""Operator to the inputs and outputs that cannot carry a gradient, and the reason."""
+
+
+def gradient_support(node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
+    """``None`` if the gradient of this node is correct, else one sentence: reason and fix.
+
+    ``active`` are the names of the values that need a gradient.
+    """
     # Every reason is "why; fix": check.py cuts it there.
     if not is_standard(node):
         if node.domain == "com.microsoft":
@@ -133,6 +146,11 @@ def gradient_support(node: ir.Node) -> str | None:
         )
     if node.op_type in STOPS:
         return "no gradient flows through it"
+    inputs, outputs, reason = _NO_GRADIENT.get(node.op_type, ((), (), ""))
+    touched = [input_at(node, i) for i in inputs]
+    touched += [node.outputs[i] for i in outputs if i < len(node.outputs)]
+    if any(value is not None and value.name in active for value in touched):
+        return reason
     if node.op_type in CONDITIONS:
         return CONDITIONS[node.op_type][0](node)
     if node.op_type in NATIVE:

@@ -14,7 +14,7 @@ and Walther, "Evaluating Derivatives", 2008, chapter 3.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 import onnx.parser
@@ -85,9 +85,9 @@ class PortableEngine:
     def require(self) -> None:
         """Do nothing: it can always run."""
 
-    def gradient_support(self, node: ir.Node) -> str | None:
+    def gradient_support(self, node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
         """``None`` if there is a rule for this form of the node, else the reason why not."""
-        return gradient_support(node)
+        return gradient_support(node, active)
 
     def prepare(self, model: ir.Model) -> list[Report]:
         """Rewrite nodes that the rules or stock runtimes need in another form, in place."""
@@ -103,7 +103,7 @@ class PortableEngine:
         if not prepared:
             self.prepare(work)
         reached = reach(work, wrt, loss)
-        reasons = ((node, gradient_support(node)) for node in reached.nodes)
+        reasons = ((node, gradient_support(node, reached.active)) for node in reached.nodes)
         refuse_nodes(self.name, [(node, why) for node, why in reasons if why is not None], _FIX)
         builder = Builder(work.graph, "ortboost/grad")
         gradients = _gradients(work, reached, loss, wrt, builder)

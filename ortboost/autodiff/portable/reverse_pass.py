@@ -8,7 +8,7 @@ inputs from those of its outputs; the gradients of all uses of a value are summe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -18,16 +18,31 @@ from ortboost.autodiff.portable.registry import conditions, find_rule, has_own_r
 from ortboost.autodiff.refused import REFUSED
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, known_shape, label
+from ortboost.graph.query import input_at, is_standard, known_shape, label
 from ortboost.graph.reach import STOPS, Reach
 from ortboost.graph.rewriting import Refusal
 from ortboost.graph.shapes.shape_inference import node_fault
 
 __all__ = ["gradient_support", "reverse_pass"]
 
+_WEIGHTS = "the class weights have no gradient; make them constant"
+# The third inputs that have no gradient, with the reason.
+_CONSTANT = {
+    "NegativeLogLikelihoodLoss": _WEIGHTS,
+    "Pad": "its padding value has no gradient; make it constant",
+    "SoftmaxCrossEntropyLoss": _WEIGHTS,
+}
 
-def gradient_support(node: ir.Node) -> str | None:
-    """``None`` if there is a rule for this form of the node, else the reason why not."""
+
+def gradient_support(node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
+    """``None`` if there is a rule for this form of the node, else the reason why not.
+
+    ``active`` are the names of the values that need a gradient.
+    """
+    try:
+        _check_constants(node, active)
+    except Refusal as refusal:
+        return str(refusal)
     standard = is_standard(node)
     if standard and node.op_type in STOPS:
         return "no gradient flows through it"
@@ -36,6 +51,14 @@ def gradient_support(node: ir.Node) -> str | None:
     if standard:
         return REFUSED.get(node.op_type, "the portable engine has no gradient rule for it")
     return f"{node.domain}::{node.op_type} has no gradient rule; register one, or export without it"
+
+
+def _check_constants(node: ir.Node, active: Collection[str]) -> None:
+    """Refuse a node if an input needs a gradient that our rules do not have."""
+    constant = input_at(node, 2) if is_standard(node, *_CONSTANT) else None
+    own = has_own_rule(node.domain, node.op_type)
+    if constant is not None and constant.name in active and not own:
+        raise Refusal(_CONSTANT[node.op_type])
 
 
 def reverse_pass(
@@ -88,6 +111,7 @@ def _apply(
     wanted = frozenset(i for i, v in enumerate(node.inputs) if v is not None and v.name in active)
     site = Backward(node, builder, opset, gradients, wanted, active)
     try:
+        _check_constants(node, active)  # gradient_support does not look into bodies
         own = has_own_rule(node.domain, node.op_type)
         gradients_of_inputs = call_own_rule(rule, site) if own else rule(site)
     except Refusal as refusal:

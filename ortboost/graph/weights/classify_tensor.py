@@ -34,7 +34,8 @@ _PARAMETER_NAME = re.compile(
 _BUFFER_NAME = re.compile(
     r"(.*_)?(inv_freq|freqs?(_cis)?|mask|anchors?|anchor_grid|anchor_points|strides?|window"
     r"|filter_?bank|index|fb|eps|mel_(basis|filters)|(cos|sin)(_cached)?)"
-    r"|(pixel_|image_|running_)?(mean|std|var)",
+    r"|(pixel_|image_|running_)?(mean|std|var)"
+    r"|(.*_)?alphas_cumprod(_prev)?",  # of a diffusion process
     re.IGNORECASE,
 )
 # A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`, and what a layer of
@@ -297,9 +298,11 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> Verdict:
         return Verdict("constant", f"a vector of a spectral norm, {use.where}")
     if all(_chooses_a_number(usage.node) for usage in value.uses()):
         return Verdict("constant", f"one of two numbers, {use.where}", _AMBIGUOUS, by_use)
-    if _is_of_a_frozen_norm(value.graph, name):
+    if use.op != "BatchNormalization" and _is_of_a_frozen_norm(value.graph, name):
         return Verdict("constant", f"of a frozen normalization, {use.where}", _FROZEN, by_use)
-    if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
+    # One number for each time of a diffusion process, or for each class, may weight the loss.
+    looked_up = use.op == "Gather" and len(known_shape(value) or ()) == 1
+    if _PARAMETER_NAME.fullmatch(last) and not looked_up and not _is_alone(value.graph, name):
         return Verdict(role, use.where, "", role)
     return Verdict(role, use.where, _AMBIGUOUS, role)
 

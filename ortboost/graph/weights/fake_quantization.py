@@ -1,7 +1,8 @@
 """Fake quantization, of quantization-aware training: floats are rounded to integers and back.
 
 Exporters write it as a QuantizeLinear that DequantizeLinear nodes of the same scale and zero point
-read. Its gradient is that of the identity, within the range of the integers.
+read, Brevitas with a Clip in between. Its gradient is that of the identity, within the range of the
+integers.
 """
 
 from __future__ import annotations
@@ -12,22 +13,39 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import constant, input_at, is_standard
+from ortboost.graph.query import constant, input_at, is_standard, producer_of
 
-__all__ = ["integer_range", "is_fake_quantizer"]
+__all__ = ["integer_range", "is_fake_quantizer", "passes_integers"]
 
 
 def is_fake_quantizer(node: ir.Node) -> bool:
     """Whether a QuantizeLinear is followed by its inverse alone, with constant settings."""
     if not is_standard(node, "QuantizeLinear") or integer_range(node) is None:
         return False
-    (output,) = node.outputs
-    readers = [use.node for use in output.uses() if use.idx == 0]
+    clip = _clip(node)
+    values = [*node.outputs, *(clip.outputs if clip is not None else ())]
+    uses = list(values[-1].uses())
     return (
-        not output.is_graph_output()
-        and 0 < len(readers) == len(output.uses())
-        and all(is_standard(r, "DequantizeLinear") and _is_inverse(r, node) for r in readers)
+        not any(value.is_graph_output() for value in values)
+        and len(uses) > 0
+        and all(use.idx == 0 and _is_inverse(use.node, node) for use in uses)
     )
+
+
+def passes_integers(node: ir.Node) -> bool:
+    """Whether a node rounds for a fake quantization: its QuantizeLinear, or its Clip."""
+    quantizer = producer_of(node.inputs[0], "QuantizeLinear") if node.op_type == "Clip" else node
+    return quantizer is not None and is_fake_quantizer(quantizer)
+
+
+def _clip(quantizer: ir.Node) -> ir.Node | None:
+    """The Clip with constant bounds that alone reads the integers, if there is one."""
+    uses = list(quantizer.outputs[0].uses())
+    clip = uses[0].node if len(uses) == 1 and uses[0].idx == 0 else None
+    if clip is None or not is_standard(clip, "Clip"):
+        return None
+    bounds = [value for value in clip.inputs[1:] if value is not None]
+    return clip if all(constant(bound) is not None for bound in bounds) else None
 
 
 def integer_range(node: ir.Node) -> tuple[int, int] | None:
@@ -39,11 +57,18 @@ def integer_range(node: ir.Node) -> tuple[int, int] | None:
         return None
     signed, bits = not dtype.name.startswith("U"), int(8 * dtype.itemsize)
     low = -(2 ** (bits - 1)) if signed else 0
-    return low, low + 2**bits - 1
+    high, clip = low + 2**bits - 1, _clip(node)
+    if clip is not None:
+        least, most = constant(input_at(clip, 1)), constant(input_at(clip, 2))
+        low = low if least is None else max(low, int(least))
+        high = high if most is None else min(high, int(most))
+    return low, high
 
 
 def _is_inverse(node: ir.Node, quantizer: ir.Node) -> bool:
-    """Whether two nodes have the same constant scale and zero point, along the same axis."""
+    """Whether a node is a DequantizeLinear of the same constants, along the same axis."""
+    if not is_standard(node, "DequantizeLinear"):
+        return False
     for key, default in (("axis", 1), ("block_size", 0)):
         if node.attributes.get_int(key, default) != quantizer.attributes.get_int(key, default):
             return False

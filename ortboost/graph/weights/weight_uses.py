@@ -22,7 +22,8 @@ from ortboost.graph.query import (
     source_before,
     subgraphs,
 )
-from ortboost.graph.reach import CONTROLS, STOPS, ancestors
+from ortboost.graph.reach import CONTROLS, STOPS, nodes_before
+from ortboost.graph.weights.fake_quantization import passes_integers
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
 
@@ -89,6 +90,8 @@ _MOVES = {
     "ScatterElements": (0, 2),
     "ScatterND": (0, 2),
 }
+# Quantization-aware training rounds float weights to integers and back.
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 _STATE = ("Loop", "Scan", "If")
 _PRODUCTS = ("Einsum", "Gemm", "MatMul", "Mul", "Div")
 _WAVES = ("Cos", "Sin")
@@ -203,6 +206,9 @@ def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
         seen.add((id(current), waves, computed))
         for usage in current.uses():
             node, index, op = usage.node, usage.idx, usage.node.op_type
+            if index == 0 and (op in _ROUNDING or passes_integers(node)):
+                pending += [(out, waves, computed) for out in node.outputs]
+                continue
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
             if op in _STOPS or not floats:
                 continue
@@ -322,7 +328,7 @@ def _normalizes_groups(node: ir.Node) -> bool:
 
 def _is_raw(value: ir.Value | None) -> bool:
     """Whether a value comes from the model's inputs without passing an operator with weights."""
-    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in ancestors([value]))
+    return not any(n.op_type in _WEIGHTS or n.op_type in _NORM_OPS for n in nodes_before([value]))
 
 
 def _is_centred(value: ir.Value | None) -> bool:

@@ -47,6 +47,57 @@ def test_straight_through(case, engine):
     np.testing.assert_allclose(found["x_grad"], C * inside, rtol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fewer_bits_are_a_clip_of_the_integers(engine):
+    """Four bits, as Brevitas writes them; the program keeps the nodes for evaluation."""
+    text = """QuantizeLinear(w, s, z) k = Clip(q, low, high) d = DequantizeLinear(k, s, z)"""
+    stored = "float s = {0.1}, int8 z = {1}, int8 low = {-8}, int8 high = {7}"
+    model = graph(
+        f"""g (float[6,3] w, float[6,3] c) => (float[6,3] d, float loss) <{stored}> {{
+        q = {text} p = Mul(d, c) loss = ReduceSum<keepdims = 0>(p) }}""",
+        opset=20,
+    )
+    feeds = {"w": X, "c": C}
+    expected = run(model, feeds)["d"]
+    decompose(model, wrt=["w", "c"], loss="loss", engine=get_engine(engine))
+    found = run(differentiate(model, "loss", ["w", "c"], engine), feeds)
+    np.testing.assert_allclose(found["c_grad"], expected, rtol=1e-6)
+    whole = np.round(X / np.float32(0.1)) + 1
+    inside = (whole >= -8) & (whole <= 7)
+    assert 0 < inside.mean() < 1
+    np.testing.assert_allclose(found["w_grad"], C * inside, rtol=1e-6)
+    program = build_program(
+        text_model(
+            f"""<ir_version: 8, opset_import: ["" : 18]>
+            net (float[N,4] x, float[4,3] w) => (float[N,3] y) <{stored}> {{
+            q = {text} y = MatMul(x, d) }}""",
+            w=weights(4, 3),
+        ),
+        ProgramConfig(engine=engine),
+    )
+    assert [entry.name for entry in program.catalogue.entries("parameter") if entry.next] == ["w"]
+    assert {"QuantizeLinear", "Clip"} <= {node.op_type for node in program.evaluation.graph}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_at_the_limits_the_gradient_passes_where_torch_passes_it(engine):
+    """torch.fake_quantize_per_channel_affine(w, w.abs().amax(1) / 127.5, zeros, 0, -128, 127)."""
+    largest = np.array([0.3, 0.7, 1.1, 0.11], np.float32)
+    scale = largest / np.float32(127.5)
+    numbers = ", ".join(f"{number:.9g}" for number in scale)
+    model = graph(
+        f"""g (float[4,2] w) => (float loss)
+        <float[4] s = {{{numbers}}}, int8[4] zero = {{0, 0, 0, 0}}> {{
+        q = QuantizeLinear<axis = 0>(w, s, zero) y = DequantizeLinear<axis = 0>(q, s, zero)
+        loss = ReduceSum<keepdims = 0>(y) }}""",
+        opset=20,
+    )
+    w = np.stack([largest, -largest], 1)
+    decompose(model, wrt=["w"], loss="loss", engine=get_engine(engine))
+    found = run(differentiate(model, "loss", ["w"], engine), {"w": w})["w_grad"]
+    np.testing.assert_array_equal(found, [[1, 1], [0, 1], [0, 1], [0, 1]])
+
+
 @pytest.mark.parametrize(
     ("first", "second", "more"),
     [

@@ -398,6 +398,27 @@ def test_one_of_two_numbers_of_a_mask_is_no_parameter():
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sqrt_one_minus_alphas_cumprod", (False, True)),
+        ("loss_weight", (True, True)),
+        ("scale", (True, True)),
+    ],
+)
+def test_the_schedule_of_a_diffusion_process_is_a_buffer(name, expected):
+    """A table of one number for each time: of a file of TorchScript, whose loss is in the model."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, int64[batch,1] t, float[9] {name}, float[4,4] w) => (y) {{
+          s = Gather({name}, t) a = Mul(x, s) y = MatMul(a, w) }}""",
+        w=W44,
+        **{name: weights(9)},
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "array", "expected"),
     [
         ("kernel", weights(4, 1, 3, 3), (True, True)),
@@ -436,6 +457,31 @@ def test_a_frozen_batch_norm_is_not_trained():
     normalize(model, opsets=range(18, 22), ir_version=10)
     assert {name: told(model, name) for name in names} == dict.fromkeys(names, (False, True))
     assert told(model, "w")[0]
+
+
+def test_a_layer_with_batch_norm_is_trained_while_it_is_rounded():
+    """torch's ConvBn2d for quantization-aware training: w g / sqrt(v + e) is rounded."""
+    names = ("n.weight", "n.bias", "n.running_mean", "n.running_var")
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4] g, float[4] s, float[4] m, float[4] v) => (y)
+        <float step = {0.1}, int8 zero = {0}> {
+          t = Constant<value_float = 0.00001>() e = Add(v, t) r = Sqrt(e) k = Div(g, r)
+          u = Mul(w, k) q = QuantizeLinear(u, step, zero) d = DequantizeLinear(q, step, zero)
+          a = MatMul(x, d) b = Div(a, k) y = BatchNormalization(b, g, s, m, v) }""",
+        w=W44,
+        g=V4 + 1,
+        s=V4,
+        m=V4,
+        v=V4**2,
+    )
+    for old, new in zip("gsmv", names, strict=True):
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    trained = {name for name, p in find_parameters(model).items() if p.trainable}
+    assert trained == {"w", "n.weight", "n.bias"}
 
 
 def test_numbers_in_the_code_of_torch_are_no_parameters():

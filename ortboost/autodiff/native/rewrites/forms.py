@@ -16,7 +16,7 @@ from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.autodiff.sizes import INT64, joined, length
 from ortboost.core.report import Report
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import FLOAT_TYPES, producer_of
+from ortboost.graph.query import FLOAT_TYPES, producer_of, source_before
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 from ortboost.graph.weights.fake_quantization import is_fake_quantizer
 
@@ -230,7 +230,7 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
 
 def _fake_quantization(site: Site) -> list[ir.Value | None] | None:
     """The builder's optimizer expects a QuantizeLinear of an older opset, and stops otherwise."""
-    quantizer = producer_of(site.input(0), "QuantizeLinear")
+    quantizer = producer_of(source_before(site.input(0), "Clip"), "QuantizeLinear")
     fake = quantizer is not None and is_fake_quantizer(quantizer)
     return straight_through(site) if fake else None
 

@@ -15,7 +15,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import wider
 from ortboost.core.report import Report
-from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
+from ortboost.graph.rewriting import Rule, Site, rewrite_nodes
 
 __all__ = ["LOWERINGS", "lower_losses"]
 
@@ -35,7 +35,6 @@ def cross_entropy(b: Backward) -> Gradients:
 
     The second output, `log p` with gradient `h`, adds `h - p sum_C(h)`.
     """
-    _only_scores(b)
     log_p = b.extra_output(1, b.dtype, b.input(0).shape)
     shape = b.input(0).shape
     p = b.op("Exp", log_p, shape=shape)
@@ -55,15 +54,9 @@ def cross_entropy(b: Backward) -> Gradients:
 @register("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(b: Backward) -> Gradients:
     """`l = -W x[t]`: `gx = -c` at the label and 0 elsewhere, `c` as for cross entropy."""
-    _only_scores(b)
     x = b.input(0)
     zeros = b.filled(0, b.shape_of(x), shape=x.shape)
     return [b.op("Mul", _scattered(b, zeros, -1.0), _factor(b), shape=x.shape)]
-
-
-def _only_scores(b: Backward) -> None:
-    if b.needs_gradient(2):
-        raise Refusal("the class weights have no gradient; make them constant")
 
 
 def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False) -> ir.Value:

@@ -10,7 +10,6 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.indexing import add_at
 from ortboost.autodiff.sizes import INT64, Size, joined, length, product, reshape_like
-from ortboost.graph.rewriting import Refusal
 
 __all__: list[str] = []
 
@@ -28,8 +27,6 @@ def pad(b: Backward) -> Gradients:
     Reflect, wrap and edge mode: along one axis after another, `y[j] = x[i_j]`, with `i` the indices
     `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
     """
-    if b.needs_gradient(2):
-        raise Refusal("its padding value has no gradient; make it constant")
     x, g = b.input(0), b.gradient()
     mode = b.text("mode", "constant")
     if mode == "constant":
