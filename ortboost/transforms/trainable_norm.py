@@ -278,8 +278,7 @@ def _add_statistics(
     model.graph.insert_before(node, builder.take())
     following = []
     for kind, old, batch in zip(("mean", "var"), stored, node.outputs[1:], strict=True):
-        if not batch.is_graph_output():
-            batch.name = builder.unique(f"{OWN_PREFIX}{label(node)}/{kind}")
+        readers = list(batch.uses())  # of the running statistic, which this output was
         batch.type, batch.shape = old.type, old.shape
         dtype = old.dtype or ir.DataType.FLOAT
         kept = builder.op("Mul", old, builder.const(momentum, dtype), shape=old.shape)
@@ -291,7 +290,14 @@ def _add_statistics(
                 factors[key] = _unbiased(node, old, 1.0 - momentum, builder, dtype)
             weight = factors[key]
         share = builder.op("Mul", batch, weight, shape=old.shape)
-        following.append(builder.op("Add", kept, share, shape=old.shape))
+        new = builder.op("Add", kept, share, shape=old.shape)
+        for usage in readers:
+            usage.node.replace_input_with(usage.idx, new)
+        for index, output in enumerate(model.graph.outputs):
+            if output is batch:
+                model.graph.outputs[index], new.name = new, batch.name
+        batch.name = builder.unique(f"{OWN_PREFIX}{label(node)}/{kind}")
+        following.append(new)
     model.graph.insert_after(node, builder.take())
     return following
 

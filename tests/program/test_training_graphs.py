@@ -13,6 +13,7 @@ from ortboost.autodiff.engine import get_engine
 from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, LossScale
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE
+from ortboost.program.build import build_program
 from ortboost.program.catalogue import merged, read_catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
@@ -20,7 +21,7 @@ from ortboost.program.lowered import lower_forward
 from ortboost.program.network import read_network
 from ortboost.program.training_graphs import build_graphs
 from ortboost.transforms.loss_config import LossConfig
-from tests.support import small_convnet
+from tests.support import small_convnet, text_model, weights
 
 
 def graphs(*boosts, **fields):
@@ -94,3 +95,15 @@ def test_only_class_indices_are_held_to_the_classes(sparse, classes, rank):
     (step,) = graphs(loss=LossConfig(sparse=sparse))
     (labels,) = (spec for spec in step.catalogue.batch if spec.name == "labels")
     assert (labels.classes, len(labels.shape), labels.class_axis) == (classes, rank, 1)
+
+
+def test_class_indices_that_the_models_own_loss_reads():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, int64[N] t, float[4,3] w) => (float loss) {
+            y = MatMul(x, w) loss = SoftmaxCrossEntropyLoss<ignore_index=-1>(y, t) }""",
+        w=weights(4, 3),
+    )
+    program = build_program(model, ProgramConfig(loss=LossConfig("output"), engine="portable"))
+    (labels,) = (spec for spec in program.catalogue.batch if spec.name == "t")
+    assert (labels.classes, labels.ignored, labels.class_axis) == (3, -1, 1)

@@ -194,6 +194,25 @@ def test_node_exported_in_training_mode_gets_its_state():
     assert state.next_of == {"m": next_name("m"), "v": next_name("v")}
 
 
+def test_readers_of_new_statistics_still_read_the_running_ones():
+    """They got those of the batch."""
+    text = ONE.replace("[bn] y =", "[bn] y, om, ov =").replace("momentum=0.7", "training_mode=1")
+    text = text.replace("(float[N,3,L] y)", "(float[N,3,L] y, float[3] om, float[3] z)")
+    model = model_of(text.replace("v) }", "v) z = Sqrt(ov) }"))
+    names = ["y", "om", "z", next_name("m"), next_name("v")]
+    for _ in range(2):  # the second time, nothing changes
+        state = to_training(model)
+        expose(model, state)
+        assert [v.name for v in model.graph.outputs][:5] == names
+        del model.graph.outputs[5:]
+    feeds = feeds_of(model)
+    found = run(model, feeds)
+    assert found["om"].tolist() == found[next_name("m")].tolist()
+    wanted = 0.9 * feeds["m"] + 0.1 * feeds["x"].mean((0, 2))
+    np.testing.assert_allclose(found["om"], wanted, rtol=1e-5)
+    np.testing.assert_allclose(found["z"], np.sqrt(found[next_name("v")]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("own", ["", "CastLike({}, x)"])
 def test_a_module_applied_twice_continues_its_statistics(own):
     """With ``affine=False``, torch's exporters write ones and zeros for each application."""
