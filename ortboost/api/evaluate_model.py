@@ -16,6 +16,7 @@ from ortboost.api.image_settings import images_of, trained_data
 from ortboost.api.run_folder import load_run, refuse_for_model
 from ortboost.api.running_statistics import updated_bn
 from ortboost.api.stored_batches import Data
+from ortboost.api.train_settings import check_perplexity
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -32,7 +33,7 @@ from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
-from ortboost.training.metrics import Metric, strict
+from ortboost.training.metrics import Metric, get_metrics, strict
 from ortboost.transforms.final_activation import decision_threshold
 
 __all__ = ["evaluate"]
@@ -126,7 +127,7 @@ def evaluate(
     )
     check_scale(found.trained, source)
     rule = LabelRule.of(found.inputs, found.labels)
-    chosen = [get_metric(name, rule.threshold) for name in found.metrics]
+    chosen = get_metrics(found.metrics, rule.threshold)
     measured = evaluate_source(
         found.evaluator,
         source,
@@ -177,6 +178,7 @@ def _of_program(
     if refresh is not None:
         state = refresh(program, state, images=pixels, trained=trained)
     evaluator = open_evaluator(program, state, **options)
+    check_perplexity(metrics or (), program.config.loss)
     if metrics is None:
         classifies = program.config.loss.name == "softmax-cross-entropy"
         metrics = ("accuracy",) if classifies else ()

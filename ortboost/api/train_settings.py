@@ -16,12 +16,14 @@ from ortboost.runtime.process_group import ProcessGroup
 from ortboost.runtime.update_bn import momenta
 from ortboost.training import BestModel, Callback, EarlyStopping, Goal, Source, TrainConfig
 from ortboost.training.data import ArraySource
-from ortboost.training.metrics import get_metric
+from ortboost.training.metrics import Metric, get_metric
 from ortboost.training.schedules import LinearWarmup
+from ortboost.transforms.loss_config import LossConfig
 from ortboost.transforms.trainable_norm import batch_norms
 
 __all__ = [
     "best_callbacks",
+    "check_perplexity",
     "check_shared",
     "check_validation",
     "settle",
@@ -61,6 +63,7 @@ def settle(
 ) -> TrainConfig:
     """Add the settings that the program determines; ``steps`` are those of an epoch, if known."""
     loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
+    check_perplexity(chosen, loss)
     for metric in map(get_metric, chosen):
         if metric.labels == "classes" and not loss.has_classes:
             raise UsageError(
@@ -101,6 +104,18 @@ def settle(
         metrics=base.metrics if loss.name == "softmax-cross-entropy" else chosen,
         loss_scale=program.config.loss_scale,
     )
+
+
+def check_perplexity(metrics: Sequence[str | Metric], loss: LossConfig) -> None:
+    """Refuse the perplexity where the loss is not a mean of logarithms of probabilities."""
+    wrong = loss.reduction == "sum" or loss.name in ("mse", "l1", "huber")
+    if wrong and any(get_metric(metric).name == "perplexity" for metric in metrics):
+        raise UsageError(
+            "The perplexity is the exponential of a mean cross entropy, but the loss of this "
+            "program is none.",
+            where=f"metric 'perplexity', loss '{loss.name}', reduction '{loss.reduction}'",
+            fix="Leave the metric out: the loss itself is reported.",
+        )
 
 
 def warn_of_single_samples(program: Program, source: Source) -> None:

@@ -48,7 +48,7 @@ def class_counts(scores: Array, labels: Array, threshold: float = 0.0) -> Counts
         [[0, 1], [1, 1], [0, 2]]
     """
     if is_binary(scores):
-        predicted, actual = scores > threshold, _in_shape_of(scores, labels) == 1
+        predicted, actual = scores > threshold, _are_one(scores, labels)
         return np.array([[(predicted & actual).sum()], [predicted.sum()], [actual.sum()]])
     classes, number = class_labels(scores, labels), scores.shape[1]
     chosen = np.where(np.isnan(scores).any(axis=1), -1, scores.argmax(axis=1))
@@ -61,14 +61,15 @@ def _count(values: NDArray[Any], number: int) -> Counts:
     return np.bincount(valid, minlength=number)
 
 
-def _in_shape_of(scores: Array, labels: Array) -> Array:
+def _are_one(scores: Array, labels: Array) -> NDArray[np.bool_]:
+    """Where the label of a binary model is class 1; probabilities are rounded, as for accuracy."""
     if not in_order(labels.shape, scores.shape):
         raise ArgumentValueError(
             "The shape of the labels does not match the model's output, so the metric is unknown.",
             where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
             fix="Name the output that holds the class scores, or turn the metric off.",
         )
-    return labels.reshape(scores.shape)
+    return np.asarray(np.rint(labels) == 1).reshape(scores.shape)
 
 
 def precision(parts: Sequence[Counts]) -> float:
@@ -114,7 +115,7 @@ def ranked(scores: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[n
         ArgumentValueError: There are more than two classes.
     """
     if is_binary(scores):
-        return scores.reshape(-1).astype(np.float64), _in_shape_of(scores, labels).reshape(-1) == 1
+        return scores.reshape(-1).astype(np.float64), _are_one(scores, labels).reshape(-1)
     if scores.ndim < 2 or scores.shape[1] != 2:
         raise ArgumentValueError(
             "The area under the ROC curve needs two classes.",

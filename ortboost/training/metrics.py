@@ -16,7 +16,7 @@ from ortboost.core.errors import ConfigError, OrtBoostError, UsageError, first_l
 from ortboost.training import class_counts, scores
 from ortboost.training.protocols import Array
 
-__all__ = ["METRICS", "Mean", "Metric", "get_metric", "is_rising", "strict"]
+__all__ = ["METRICS", "Mean", "Metric", "get_metric", "get_metrics", "is_rising", "strict"]
 
 
 @dataclass
@@ -196,6 +196,24 @@ def get_metric(name: str | Metric, threshold: float = 0.0) -> Metric:
     if match:
         return Metric.mean(f"top{match[1]}", scores.top_k(int(match[1])), labels="classes")
     raise UsageError(f"Unknown metric '{name}'.", where="metrics", fix=nearest(name, METRICS))
+
+
+def get_metrics(chosen: Sequence[str | Metric], threshold: float = 0.0) -> list[Metric]:
+    """:func:`get_metric` of each; results are by name, so names must differ.
+
+    Raises:
+        UsageError: A name is unknown, or two metrics have the same name.
+    """
+    found = [get_metric(name, threshold) for name in chosen]
+    names = [metric.name for metric in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"Several metrics have the name '{name}'.",
+                where=f"metrics {', '.join(names)}",
+                fix="Leave one out, or give a metric of your own another name.",
+            )
+    return found
 
 
 def _known(threshold: float) -> list[Metric]:

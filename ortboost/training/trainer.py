@@ -21,7 +21,7 @@ from ortboost.training.divergence import Divergence
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
-from ortboost.training.metrics import get_metric
+from ortboost.training.metrics import get_metrics
 from ortboost.training.overflow import Diagnosable, diagnosis_due, first_scale
 from ortboost.training.progress import QuietProgress, Reporter
 from ortboost.training.protocols import Batch, Evaluator, Stepper
@@ -90,7 +90,7 @@ class Trainer:
         self._signals = signals
         self._schedules = config.schedules(stepper.groups)
         self._rule = LabelRule.of(stepper.inputs, config.labels)
-        self._metrics = [get_metric(name, self._rule.threshold) for name in config.metrics]
+        self._metrics = get_metrics(config.metrics, self._rule.threshold)
         if config.debug_overflow and not isinstance(stepper, Diagnosable):
             raise UsageError(
                 "This stepper cannot diagnose overflows.",

@@ -442,6 +442,15 @@ def test_early_stop_and_metrics_follow_the_loss(tmp_path, capsys):
     train = ["train", str(run), "--data", str(data), "--val", str(data), "--epochs", "9"]
     assert main([*train, "--metric", "accuracy"]) == 2
     assert "needs classes" in error_lines(capsys)
+    assert main([*train, "--metric", "perplexity"]) == 2
+    assert "mean cross entropy" in error_lines(capsys)
+    assert main([*train, "--metric", "mae", "--metric", "mae"]) == 2
+    assert "Several metrics" in error_lines(capsys)
+    measure = ["eval", str(run), "--data", str(data), "--checkpoint", "initial", "--metric"]
+    assert main([*measure, "perplexity"]) == 2
+    assert "mean cross entropy" in error_lines(capsys)
+    assert main([*measure, "mae", "--metric", "mae"]) == 2
+    assert "Several metrics" in error_lines(capsys)
     assert main([*train, "--early-stop", "2"]) == 0
     assert "early stop: no better val_loss" in capsys.readouterr().out
 

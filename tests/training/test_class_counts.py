@@ -44,6 +44,13 @@ def test_positions_one_hot_labels_and_images_of_one_score():
         assert auc([ranked(image, labels.reshape(shape))]) == auc([ranked(scores, labels)])
 
 
+def test_probabilities_as_labels_of_one_score_are_rounded_as_for_accuracy():
+    scores, labels = RECORDED["1/scores"], RECORDED["1/labels"]
+    for soft in (np.where(labels, 0.9, 0.1), np.where(labels, 1.0005, -0.0005)):
+        assert class_counts(scores, soft).tolist() == class_counts(scores, labels).tolist()
+        assert auc([ranked(scores, soft)]) == auc([ranked(scores, labels)])
+
+
 def test_the_threshold_of_probabilities():
     probabilities, labels = np.array([0.2, 0.7, 0.6]), np.array([0, 1, 0])
     assert class_counts(probabilities, labels, 0.5).tolist() == [[1], [2], [1]]

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from ortboost.cli import options
 from ortboost.core.errors import ConfigError, UsageError
-from ortboost.training.metrics import METRICS, Mean, Metric, get_metric, is_rising, strict
+from ortboost.training.metrics import (
+    METRICS,
+    Mean,
+    Metric,
+    get_metric,
+    get_metrics,
+    is_rising,
+    strict,
+)
 from tests.support import assert_three_lines
 
 
@@ -116,3 +124,12 @@ def test_perplexity():
     metric = get_metric("perplexity")
     assert metric.result([(2.0, 4), (4.0, 2)]) == pytest.approx(math.e)
     assert metric.result([(1e6, 1)]) == math.inf
+
+
+def test_two_metrics_of_one_name_are_refused():
+    own = Metric.mean("accuracy", lambda scores, labels: np.full(len(labels), 5.0))
+    assert [metric.name for metric in get_metrics(["f1", own])] == ["f1", "accuracy"]
+    for pair in (["accuracy", own], ["top5", "top-5"]):
+        with pytest.raises(UsageError, match="Several metrics have the name") as info:
+            get_metrics(pair)
+        assert_three_lines(info.value)
