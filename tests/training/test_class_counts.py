@@ -63,6 +63,13 @@ def test_what_is_no_class_is_predicted_only_and_nan_predicts_nothing():
     assert class_counts(np.array([np.nan, 1.0]), np.array([1, 1])).tolist() == [[1], [1], [2]]
 
 
+def test_a_class_that_does_not_occur_is_not_averaged():
+    scores, labels = RECORDED["7/scores"], RECORDED["7/labels"]
+    more = np.pad(scores, ((0, 0), (0, 1)), constant_values=scores.min() - 1)
+    for metric in (precision, recall, f1, iou):
+        assert metric([class_counts(more, labels)]) == metric([class_counts(scores, labels)])
+
+
 def test_nothing_to_count_is_zero():
     for metric in (precision, recall, f1, iou):
         assert metric([np.zeros((3, 1), int)]) == 0.0

@@ -123,9 +123,10 @@ def test_data_without_a_label_that_counts_are_refused(fixed):
     run, _ = token_model(np.zeros([6, 5, 7]))
     source = ArraySource({"x": np.arange(6.0), "labels": np.full([6, 5], -100)}, 4)
     rule = LabelRule(class_axis=2, ignored=-100, shifted=True)
-    with pytest.raises(UsageError, match="No label of the data counts") as caught:
-        evaluate(run, source, [get_metric("accuracy")], batch_size=fixed, rule=rule)
-    assert_three_lines(caught.value)
+    for metrics in ([get_metric("accuracy")], []):
+        with pytest.raises(UsageError, match="No label of the data counts") as caught:
+            evaluate(run, source, metrics, batch_size=fixed, rule=rule)
+        assert_three_lines(caught.value)
 
 
 def token_model(scores, reduction="mean", weights=(1,) * 7):
