@@ -70,6 +70,14 @@ def test_the_best_run_comes_first_with_what_is_its_own(tmp_path):
     )
 
 
+def test_the_log_says_which_run_is_the_better_one(tmp_path):
+    for name, value in (("low", 0.1), ("high", 0.9)):
+        with EventLog(make_run(tmp_path / name) / "log.jsonl") as log:
+            log.write("start", 0, epochs=1, steps=1, about={}, rising={"val_own": True})
+            log.write("validation", 1, val_own=value)
+    assert [run.name for run in runs(tmp_path, metric="val_own")] == ["high", "low"]
+
+
 def test_trained_runs_without_the_metric_come_before_untrained_ones(tmp_path):
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", accuracy=[0.5])

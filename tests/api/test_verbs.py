@@ -221,29 +221,29 @@ def test_evaluating_the_run_and_the_export_agree(finished, tmp_path):
 
 def test_metrics_of_ones_own(tmp_path):
     """The best checkpoint and the list of runs go by the direction of the first metric."""
-    missed = Metric.mean("missed", lambda s, y: s.argmax(axis=1) != y, rising=False)
+    right = Metric.mean("right", lambda s, y: s.argmax(axis=1) == y)
     folder = converted(tmp_path / "run")
-    given = {"metrics": [missed, "accuracy", "f1", "perplexity"], **CPU}
+    given = {"metrics": [right, "accuracy", "f1", "perplexity"], **CPU}
     summary = api.train(folder, DIGITS, DIGITS, epochs=2, batch_size=32, **given)
     values = summary.metrics
-    assert values["val_missed"] == pytest.approx(1 - values["val_accuracy"])
+    assert values["val_right"] == pytest.approx(values["val_accuracy"])
     assert values["val_f1"] > 0.5
     assert values["val_perplexity"] == pytest.approx(math.exp(values["val_loss"]))
-    best = summary.best["val_missed"]["value"]
+    best = summary.best["val_right"]["value"]
     error = caught(UsageError, api.train, folder, DIGITS, DIGITS, metrics=["auc"], **CPU)
     assert "10 classes" in error.where
     (listed,) = api.runs(tmp_path)
-    assert (listed.metric, listed.best) == ("val_missed", pytest.approx(best))
-    losses = [
-        event["val_missed"] for event in read_log(folder / "log.jsonl") if "val_missed" in event
+    assert (listed.metric, listed.best) == ("val_right", pytest.approx(best))
+    shares = [
+        event["val_right"] for event in read_log(folder / "log.jsonl") if "val_right" in event
     ]
-    assert best == pytest.approx(min(losses))
+    assert best == pytest.approx(max(shares))
     found = api.evaluate(folder, DIGITS, **given)
-    assert found["missed"] == pytest.approx(best)
+    assert found["right"] == pytest.approx(best)
     api.export(folder, tmp_path / "mlp.onnx", **DEVICE)
     file = tmp_path / "mlp.onnx"
-    own = api.evaluate(file, DIGITS, metrics=[missed, "f1"], **CPU)
-    assert own == {name: pytest.approx(found[name], abs=1e-6) for name in ("missed", "f1")}
+    own = api.evaluate(file, DIGITS, metrics=[right, "f1"], **CPU)
+    assert own == {name: pytest.approx(found[name], abs=1e-6) for name in ("right", "f1")}
     error = caught(UsageError, api.evaluate, file, DIGITS, metrics=["perplexity"], **CPU)
     assert "perplexity" in error.where
 

@@ -73,6 +73,15 @@ def test_the_best_value_is_by_what_is_better():
     assert run.curves["val_loss"].best(Goal("val_loss", "max")) == (1, 0.5)
 
 
+def test_the_log_says_what_is_better_for_a_metric_of_ones_own():
+    for rising, best in ((True, (1, 0.5)), (False, (2, 0.2))):
+        run = RunHistory()
+        run.add({"event": "start", "step": 0, "rising": {"val_own": rising}})
+        for step, value in ((1, 0.5), (2, 0.2)):
+            run.add({"event": "validation", "step": step, "val_own": value})
+        assert run.best("val_own") == best
+
+
 @pytest.mark.parametrize("junk", ["text", [1], {}, True, None, -1, 10**400, 1e308], ids=str)
 def test_damaged_lines_are_numbers_or_nan(junk):
     run = RunHistory()
