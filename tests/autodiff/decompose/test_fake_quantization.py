@@ -118,6 +118,17 @@ def test_others_are_no_fake_quantization(first, second, more):
     assert not is_fake_quantizer(node)
 
 
+def test_integers_with_and_without_a_clip_are_no_fake_quantization():
+    """They would have two ranges."""
+    model = graph(
+        """g (float[6,3] x) => (float[6,3] y) <float s = {0.1}, int8 z = {1}, int8 high = {7}> {
+        q = QuantizeLinear(x, s, z) k = Clip(q, , high) a = DequantizeLinear(k, s, z)
+        b = DequantizeLinear(q, s, z) y = Add(a, b) }"""
+    )
+    (node,) = [node for node in model.graph if node.op_type == "QuantizeLinear"]
+    assert not is_fake_quantizer(node)
+
+
 def test_a_program_trains_the_floats_and_evaluates_with_integers():
     program = build_program(
         text_model(

@@ -40,6 +40,7 @@ def test_every_epoch_is_a_cut_permutation_and_can_be_entered_anywhere(
     )
     batches = [batch["labels"].tolist() for batch in source.epoch(epoch)]
     assert len(batches) == source.steps_per_epoch
+    assert source.smallest_batch == min(map(len, batches))
     seen = [label for batch in batches for label in batch]
     whole = length - length % batch_size if drop_last else length
     assert len(seen) == whole
