@@ -60,8 +60,8 @@ def file_labels(
 ) -> TensorSpec:
     """Specify the labels that the scores of a plain model are compared with.
 
-    The arguments are those of :func:`ortboost.evaluate`; ``elementwise`` for a label of each score
-    instead of the class of each sample.
+    The arguments are those of :func:`ortboost.evaluate`; ``elementwise`` means that each score
+    has a label, instead of each sample a class.
 
     Raises:
         UsageError: The output or axis does not exist.
