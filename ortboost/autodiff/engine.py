@@ -230,7 +230,7 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             "The loss does not depend differentiably on some of the tensors.",
             where=", ".join(unreachable),
             fix="Freeze them, or use an output that depends on them "
-            "(they are unused, or used only by an ArgMax, a comparison or an integer cast).",
+            "(they are unused, or reach it only through ArgMax, a comparison or an integer cast).",
         )
 
 

@@ -295,7 +295,7 @@ def _norms(steps: list[Step]) -> list[ir.Node]:
 def _has_learned(norm: ir.Node) -> bool:
     """Whether scale and shift differ from their usual initial values, 1 and 0.
 
-    The running statistics are no evidence: exporters run an untrained network, which changes them.
+    The running statistics are not evidence: exporters run an untrained network, which changes them.
     """
     for value, fresh in zip(norm.inputs[1:3], (1.0, 0.0), strict=True):
         tensor = None if value is None else value.const_value
