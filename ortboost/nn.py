@@ -9,6 +9,6 @@ from ortboost.mindspore.nn import __all__ as __all__
 def __getattr__(name: str) -> NoReturn:
     raise AttributeError(
         f"module 'ortboost.nn' has no attribute '{name}': layers come with the network, from "
-        "ortboost.load(FILE.onnx), and of MindSpore's losses, optimizers, schedules and metrics "
-        "there are only some, see docs/mindspore.md"
+        "ortboost.load(FILE.onnx); only some of MindSpore's losses, optimizers, schedules and "
+        "metrics are supported, see docs/mindspore.md"
     )

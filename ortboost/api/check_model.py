@@ -39,8 +39,8 @@ def check(
     """List everything that prevents training a model, or running it on a target.
 
     Args:
-        model: The model, or a program folder: for training the network in it, which
-            :func:`ortboost.convert` takes, too; for ``cuda`` its steps.
+        model: The model, or a program folder. Of a folder, the network is checked for training
+            (:func:`ortboost.convert` accepts a folder, too), and the steps for ``cuda``.
         config: The configuration to convert it with.
         target: Check for this target instead of training: ``onnxruntime``, ``cuda``,
             ``cuda=1.19.2``, ``tensorrt``, ``tensorrt=11``, or ``tensorrt=10.3``.

@@ -162,7 +162,7 @@ class WithConstants:
         return all(isinstance(dim, int) or dim in known - {None} for dim in self._labels.shape)
 
     def evaluate(self, feeds: Feeds) -> Feeds:
-        """Compute the outputs for a batch of the other inputs; without labels the loss is void."""
+        """Compute the outputs for a batch of the other inputs; without labels, ignore the loss."""
         given = {**self.constants, **feeds}
         labels = self._labels
         if labels is not None and labels.name not in given:

@@ -32,7 +32,7 @@ def score_output(model: ir.Model, output: str | None = None) -> str:
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     scores = [name for name, v in outputs.items() if v.dtype in FLOAT_TYPES]
-    # Else one of unknown type.
+    # If there is no float output, one of unknown type.
     scores = scores or [name for name, v in outputs.items() if v.dtype is None and not is_map(v)]
     if output is None and scores:
         return scores[0]
@@ -60,8 +60,8 @@ def file_labels(
 ) -> TensorSpec:
     """Specify the labels that the scores of a plain model are compared with.
 
-    The arguments are those of :func:`ortboost.evaluate`; ``elementwise`` for a label of each score
-    instead of the class of each sample.
+    The arguments are those of :func:`ortboost.evaluate`; ``elementwise`` means that each score
+    has a label, instead of each sample a class.
 
     Raises:
         UsageError: The output or axis does not exist.

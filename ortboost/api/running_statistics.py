@@ -32,8 +32,8 @@ def updated_bn(
     """Replace the running statistics in a copy of a state; see :mod:`ortboost.runtime.update_bn`.
 
     The data, in batches preferably as large as in training, need no labels; ``trained`` is the
-    fingerprint of the data of the training, see :func:`check_scale`. All else is as for
-    :func:`ortboost.evaluate`.
+    fingerprint of the data of the training, see :func:`check_scale`. The other
+    arguments are those of :func:`ortboost.evaluate`.
 
     Raises:
         UsageError: The program keeps no running statistics, or the data have no batches, or another

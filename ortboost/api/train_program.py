@@ -116,8 +116,8 @@ def train(
             :func:`~ortboost.training.data.images.parse_images`). Kept in checkpoints and exported
             files, so that their evaluation does the same.
         augment: How training images are augmented, as settings or text (``"flip,crop=4"``, see
-            :func:`~ortboost.training.data.images.parse_augment`): a function of seed, epoch and
-            sample alone.
+            :func:`~ortboost.training.data.images.parse_augment`): it depends only on seed,
+            epoch and sample.
         callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`, including MindSpore's
             unless they need parts of ``Model``.
         progress: How to show progress: ``auto`` is a bar in terminals and notebooks, elsewhere only

@@ -178,7 +178,7 @@ def ignored_rules(reached: Reach, engine: Engine) -> list[Blocker]:
 def quantizers_between(
     model: ir.Model, wrt: Sequence[str], targets: Sequence[str]
 ) -> Iterator[Blocker]:
-    """QuantizeLinear between parameters and loss that is not followed by its inverse alone.
+    """QuantizeLinear between parameters and loss that is not followed only by its inverse.
 
     No gradient passes an integer. Without this check, what comes before would not be trained, and
     the rest would be.

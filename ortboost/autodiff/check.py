@@ -136,7 +136,7 @@ def check_trainable(
     ]
     notes = [
         f"'{name}' will not be trained: no output depends differentiably on it "
-        "(unused, or behind an ArgMax, a comparison or an integer cast)"
+        "(unused, or only through an ArgMax, a comparison or an integer cast)"
         for name in reached.unreachable
     ]
     trained = tuple(name for name in wrt if name not in reached.unreachable)

@@ -233,14 +233,14 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             "The loss does not depend differentiably on some of the tensors.",
             where=", ".join(unreachable),
             fix="Freeze them, or use an output that depends on them "
-            "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
+            "(they are unused, or reach it only through ArgMax, a comparison or an integer cast).",
         )
 
 
 def _check_sources(
     values: Mapping[str, ir.Value], graph: ir.Graph, loss: str, wrt: Sequence[str]
 ) -> None:
-    """Reject names that are no float inputs or inner values."""
+    """Reject names that are not float inputs or inner values."""
     if not wrt:
         raise ModelError(
             "There is no tensor to differentiate with respect to.",

@@ -139,7 +139,7 @@ class GraphContext:
         output: Name of the output that the loss is computed from; ``None`` for the only or first
             one.
         frozen_norm: Whether a BatchNormalization stays in inference mode.
-        new_weights: Names of weights that are not the file's: those of a new head. Weights that
+        new_weights: Names of weights that the file does not have: those of a new head. Weights that
             boosts add in ``rewrite_network`` are found without it.
         prediction: Name of the tensor that the loss reads. This and all fields below are empty in
             ``rewrite_network``.
@@ -151,8 +151,9 @@ class GraphContext:
         number: Index of the step graph, as numbered by the boost that splits the update.
         window: Steps per update: 1 without accumulation.
         values: Initial values of parameters and buffers by name; from ``rewrite_gradients`` on.
-        rows: Table whose gradient is sparse, to the name of the numbers of its rows: int64
-            ``[rows]``, each once. In ``rewrite_gradients``, its gradient is ``[rows, ...]``.
+        rows: Name of a table with a sparse gradient to the name of the tensor with the numbers of
+            the rows that the batch reads, int64 ``[rows]``, each once. In ``rewrite_gradients``,
+            the gradient of the table is ``[rows, ...]``.
     """
 
     model: ir.Model

@@ -331,7 +331,7 @@ def read_basis(
             where=path,
             fix=fix,
         )
-    # `read_npy` maps the file, and so does this if type and order fit.
+    # `read_npy` maps the file; if type and order fit, this does not copy it.
     found = np.asarray(basis[: number or None], np.float32, order="C")
     if not mapped:
         found = found.copy()

@@ -7,7 +7,7 @@ the added term; earlier ones in `F` set scales that the last one sets again:
 
 The table :data:`ortboost.boosts.less_bn_patterns.BLOCKS` defines which ones are removed. A removed
 normalization becomes an identity: the convolution is unchanged, and no bias is added. The
-normalization before the sum and all outside of blocks are kept.
+normalization before the sum and those outside of blocks are kept.
 
 Blocks are found by structure. For an Add, both operands, in either order, are traced back to their
 first common tensor, the input of the block; the block is everything between, and nothing else is
@@ -46,7 +46,7 @@ __all__ = ["LessBN", "less_bn"]
 
 _ORDINALS = ("first", "second", "third")
 _FOLDED = (
-    "; if the network has, its exporter folded normalizations into the convolutions: export again "
+    "; if the network has some, its exporter folded them into the convolutions: export again "
     "without optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
 )
 
@@ -295,7 +295,7 @@ def _norms(steps: list[Step]) -> list[ir.Node]:
 def _has_learned(norm: ir.Node) -> bool:
     """Whether scale and shift differ from their usual initial values, 1 and 0.
 
-    The running statistics are no evidence: exporters run an untrained network, which changes them.
+    The running statistics are not evidence: exporters run an untrained network, which changes them.
     """
     for value, fresh in zip(norm.inputs[1:3], (1.0, 0.0), strict=True):
         tensor = None if value is None else value.const_value

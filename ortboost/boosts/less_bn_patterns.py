@@ -80,7 +80,7 @@ _OTHERS = {
     "Identity": "",
     "Dropout": "",
 }
-# Of gates such as clip(x + 3, 0, 6) / 6 and tanh(softplus(x)), and their number at most.
+# Operators of gates such as clip(x + 3, 0, 6) / 6 and tanh(softplus(x)), and how many at most.
 _GATES = {"Add", "Clip", "Div", "HardSigmoid", "Mul", "Sigmoid", "Softplus", "Tanh"}
 _GATE_LENGTH = 4
 

@@ -5,7 +5,7 @@ gradients, then the update; gradient freeze makes one such graph per group. The 
 
 - ``less-bn`` before ``full-norm-head``: both analyze the graph of the user's exporter, and the
   second adds nodes;
-- ``lora`` before all that look for layers: its adapters are layers, too;
+- ``lora`` before all boosts that look for layers: its adapters are layers, too;
 - ``grad-centralization`` before ``mixed-precision``: layers are found before casts separate them.
   Within the update it acts after the weight decay, as in MindSpore's optimizers, whatever its place
   here;
@@ -16,8 +16,8 @@ gradients, then the update; gradient freeze makes one such graph per group. The 
 - ``loss-scale`` before ``grad-accumulation``: the sum is over gradients unscaled by the scale in
   use, without micro-batches that overflowed;
 - ``clip`` after ``grad-accumulation``: the norm is that of the update;
-- ``sparse-embedding`` after all that look for layers or insert nodes next to weights: it replaces
-  tables by their rows;
+- ``sparse-embedding`` after all boosts that look for layers or insert nodes next to weights: it
+  replaces tables by their rows;
 - ``sync-bn`` after ``mixed-precision`` and ``group-loss-scale``, which see each normalization as
   one node;
 - ``recompute`` last, hence first among the rewrites of gradients: it sees the engine's original

@@ -78,7 +78,7 @@ class Thor(UpdateSplitter):
             estimates; 0.001 is usual.
         clip: Clip each update, including weight decay, to a norm of 1.
         distribute_inverses: Let each of several processes invert only some of the blocks, and send
-            the inverses to the others. It changes no number.
+            the inverses to the others. The results are the same.
 
     Raises:
         ConfigError: A value out of range; or ``mindspore`` without a batch size, or with a running

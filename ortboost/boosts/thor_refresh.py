@@ -80,7 +80,7 @@ class Refresh:
                 stack, accurate = inverted_factors(b, members, size)
                 new = split_stack(b, members, stack)
             counts = b.ints(*(factor.shape[0] for factor in members))
-            # An inverse that is not accurate leaves the old one of its block.
+            # A block whose new inverse is not accurate keeps the old one.
             flags = b.ops("Split", accurate, counts, names=[None] * len(members), axis=0)
             for factor, inverse, good in zip(members, new, flags, strict=True):
                 found[factor.key] = b.op("Where", good, inverse, old[factor.key])
@@ -119,7 +119,7 @@ class Refresh:
     def _factors_to_invert(
         self, update: UpdateContext
     ) -> tuple[dict[int, list[Factor]], dict[tuple[str, str], ir.Value]]:
-        """Those with blocks by padded size, the largest first; and the diagonal ones."""
+        """The factors with blocks, by padded size, the largest first; and the diagonal factors."""
         b = update.b
         layers = update.memory[LAYERS]
         keys = [(layer.weight, side) for layer, side in self.sides.all(layers)]

@@ -276,7 +276,7 @@ def _group(text: str) -> ParameterGroup:
     known = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     parts: list[str] = []
     for part in settings.split(","):
-        # What follows a schedule with a kind, and is not a setting of the group, is the schedule's.
+        # What follows a schedule with a kind belongs to it, unless it is a setting of the group.
         scheduled = bool(parts) and parts[-1].startswith("lr=") and ":" in parts[-1]
         if scheduled and part.partition("=")[0] not in known:
             parts[-1] += f",{part}"

@@ -36,7 +36,7 @@ def npy_faults() -> Iterator[None]:
     :mod:`tokenize`, and does not catch the errors of that module.
 
     Raises:
-        ValueError: The file is no ``.npy`` file, or ends too early.
+        ValueError: The file is not a ``.npy`` file, or ends too early.
     """
     try:
         yield

@@ -217,7 +217,7 @@ def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     if OnlyFloat in marks and not isinstance(found, float):
         raise UnfitError(found, hint)
     for mark in marks:
-        # The annotated type may be optional: a range says nothing of None.
+        # The annotated type may be optional: a range does not apply to None.
         if isinstance(mark, Range) and found is not None and not mark.holds(found):
             raise UnfitError(found, hint, type_fits=True)
     return found

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 
-TYPE_CHECKING = False  # `typing` takes longer to import than all else that `import ortboost` does
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest of `import ortboost`
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -13,7 +13,7 @@ Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
     cur  += 1
 
 **Hysteresis** (DeepSpeed's): with `h` above 1, an overflow is tolerated, `h - 1` times; the
-scale shrinks only at the next one. Growth starts the count anew; with ``consecutive_hysteresis``,
+scale shrinks only at the next one. Growth restarts the count; with ``consecutive_hysteresis``,
 so does every step without overflow.
 
 **Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after

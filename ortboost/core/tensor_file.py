@@ -69,7 +69,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
                 pass
         except SafetensorError as error:
             raise ValueError(str(error)) from error
-        # safe_open maps the file: one that shrinks later would end the process, not raise.
+        # safe_open maps the file: if it shrinks later, a read would crash the process, not raise.
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 -- closed with this object
         weakref.finalize(self, self._file.close)
         length = int(self._read(0, 1, np.dtype("<u8"))[0])
@@ -178,7 +178,7 @@ def form_of(
     """Shape and dtype of one of several tensors, without reading it from a file or a device."""
     if isinstance(tensors, _View):
         return form_of(tensors.holders[name], name)
-    if not isinstance(tensors, dict) and isinstance(tensors, _WithForms):  # a slow question
+    if not isinstance(tensors, dict) and isinstance(tensors, _WithForms):  # slow
         return tensors.form(name)
     return tuple(tensors[name].shape), tensors[name].dtype
 

@@ -218,8 +218,8 @@ def _fit_ir_version(model: ir.Model, target: Target) -> None:
 
 def reference_path(source: ModelSource, exported: Exported, folder: Path) -> str:
     """The reference file of an export: the model itself, or its inference form in ``folder``."""
-    # Of an opset that the runtime does not run, with branches that it inlines wrongly, or with
-    # biases that it refuses.
+    # The inference form, if the runtime does not support the model's opset or biases, or would
+    # inline its branches wrongly.
     rewrites = ("to_inference", "convert_opset", "inline_branches", "drop_flat_biases")
     changed = any(r.rewrite in rewrites and r.changed for r in exported.reports)
     if isinstance(source, (str, os.PathLike)) and not changed:

@@ -37,7 +37,7 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
         graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
         report.changed[LOSS] = "removed with the label input" if program.labels else "removed"
     remove_unused_nodes(model)
-    # Inputs are labels, which go; states, which become stored weights; and the user's own.
+    # Labels are removed, states become stored weights, and inputs of the user's model are kept.
     states = {entry.name for entry in program.catalogue.state}
     parameters = {state: name for name, state in program.evaluated.items()}
     inputs = []

@@ -37,8 +37,8 @@ Watch: TypeAlias = Callable[[int, Batch], None]
 
 _BASE = "the graph before any rewrite"
 _ROUNDING = (
-    "no rewrite alone: without onnxruntime's optimizations the model itself differs too much, by "
-    "rounding that it amplifies or a wrong optimization"
+    "no rewrite alone: without onnxruntime's optimizations the model itself differs too much: it "
+    "amplifies rounding errors, or an optimization is wrong"
 )
 _AVOID = (
     "Report the model to onnxruntime; sessions whose graph_optimization_level is ORT_DISABLE_ALL "

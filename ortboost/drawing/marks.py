@@ -19,7 +19,7 @@ BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
 """Rewrites whose reports name weights, without a change of the nodes that use them."""
 
 _ADDING = ("lora",)
-"""Rewrites whose reports name weights beside which they add nodes, and which stay as they are."""
+"""Rewrites whose reports name unchanged weights, next to which nodes were added."""
 
 _FOLDED = frozenset(("BatchNormalization", "Mul", "Add", "Sub", "Div", "Pad", "Relu", "Clip"))
 

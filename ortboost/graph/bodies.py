@@ -28,7 +28,7 @@ _SMALL = 1024  # elements of a captured constant that inference and rewrites may
 def captured_values(body: ir.Graph) -> list[ir.Value]:
     """The outer values that the nodes of a body, and of the bodies within it, read, each once.
 
-    One that is an output of the body as it is does not count, see :func:`own_outputs`.
+    One that the body only returns does not count, see :func:`own_outputs`.
     """
     inside = {id(body), *map(id, body.subgraphs())}
     found: dict[int, ir.Value] = {}
@@ -110,7 +110,7 @@ def unwrap(branch: ir.Graph, node: ir.Node) -> list[ir.Value]:
 
 
 def separate_branch_names(model: ir.Model) -> None:
-    """Rename values whose name another one has, in place; the first, in the main graph, keeps it.
+    """Rename values that share a name with an earlier one, in place; the main graph comes first.
 
     Two branches of an If may use the same names. ONNX's shape inference then takes the lengths that
     it computed in one branch for those of the other (``data_prop``, seen up to onnx 1.23): shapes

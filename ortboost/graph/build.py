@@ -287,16 +287,16 @@ def detach(node: ir.Node) -> None:
 def insert_after(
     value: ir.Value, new: ir.Value, builder: Builder, *, suffix: str | None = None
 ) -> None:
-    """Insert the collected nodes after the producer of ``value``; all others then read ``new``.
+    """Insert the collected nodes after the producer of ``value``; other readers then read ``new``.
 
     The collected nodes compute ``new`` from ``value``. If ``value`` is an output of the graph,
     ``new`` takes its place.
 
     Args:
-        value: The value that all have read so far.
+        value: The value to replace.
         new: Its replacement.
         builder: Builder that holds the new nodes.
-        suffix: With it, ``new`` takes over the name of ``value``, which gets the suffix.
+        suffix: If given, ``new`` takes over the name of ``value``, which gets the suffix.
     """
     producer = value.producer()
     assert producer is not None
@@ -328,8 +328,8 @@ def replace_node(
         node: The node to remove.
         outputs: One new value for each output of ``node``; ``None`` where the output is unused.
         builder: Builder that holds the new nodes.
-        remove: Without it the node stays, and reads nothing: a graph removes many nodes at once
-            much faster, as it looks through all its outputs each time.
+        remove: Whether to remove the node. If not, it only loses its inputs, and the caller removes
+            it: one call for many nodes is much faster, as each searches all outputs of the graph.
     """
     graph = node.graph
     if not isinstance(graph, ir.Graph):

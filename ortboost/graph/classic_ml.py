@@ -70,8 +70,8 @@ def require_network(model: ir.Model) -> None:
 def standard_norms(model: ir.Model) -> bool:
     """Write each Normalizer with the Euclidean norm as LpNormalization, in place; True if any was.
 
-    Its kernel overwrites the numbers before it reads their signs where it runs in place: where its
-    input is computed and of a known shape (onnxruntime 1.19 and 1.32).
+    If the kernel of Normalizer runs in place (its input is computed and of a known shape), it
+    overwrites the numbers before it reads their signs (onnxruntime 1.19 and 1.32).
     """
     found = False
     for node in model.graph.all_nodes():

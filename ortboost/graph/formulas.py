@@ -15,8 +15,8 @@ __all__ = ["Operand", "Term"]
 class Term:
     """A value in a formula; operators and :meth:`call` create the nodes of further terms.
 
-    Numbers become constants of the element type of the term that they are combined with; as both
-    branches of a condition, of what it compares.
+    A number becomes a constant of the element type of the term that it is combined with. If both
+    branches of :meth:`where` are numbers, they get the type of what the condition compares.
 
     Args:
         b: Creates the nodes.
@@ -62,7 +62,7 @@ class Term:
         if isinstance(operand, ir.Value):
             return operand
         if self._dtype.is_integer() and operand != int(operand):
-            raise TypeError(f"{operand} beside a term of {self._dtype.name} would be cut")
+            raise TypeError(f"{operand} beside a term of {self._dtype.name} would be truncated")
         return self.b.const(operand, self._dtype)
 
     def __add__(self, other: Operand) -> Term:

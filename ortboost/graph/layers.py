@@ -26,7 +26,7 @@ from ortboost.graph.weights.parameters import Parameter
 
 __all__ = ["Layer", "find_layers"]
 
-_OPEN = (128, 2048, 32768)  # assumed for open dimensions but the batch; audio needs the longer ones
+_OPEN = (128, 2048, 32768)  # for open dimensions other than the batch; audio needs the longer ones
 _ELEMENT = 32  # multiply-accumulates equivalent to the memory traffic of one element
 
 
@@ -74,7 +74,7 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
 
 
 def _lengths(model: ir.Model, length: int) -> dict[str, int]:
-    """Lengths of open dimensions: one sample, and a fixed length of others to compare costs."""
+    """Lengths of open dimensions: 1 for the batch, and this length for all others."""
     shapes = {value.name or "": known_shape(value) or () for value in model.graph.inputs}
     samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
     return {
@@ -86,7 +86,7 @@ def _lengths(model: ir.Model, length: int) -> dict[str, int]:
 
 
 def _with_fixed_lengths(model: ir.Model) -> ir.Model | None:
-    """The model with all lengths fixed, long enough for every layer if one of those tried is."""
+    """The model with fixed lengths: the first of :data:`_OPEN` that suffices for all layers."""
     found = None
     for length in _OPEN:
         with contextlib.suppress(ModelError):

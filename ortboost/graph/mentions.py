@@ -16,7 +16,7 @@ _FIXED_LENGTHS = {1: 8, 5: 4}  # by the type of a field
 def mentions(path: Path, text: str) -> bool:
     """Whether an ONNX file has a text outside of the raw data of its initializers.
 
-    Of another file everything is read.
+    Files that are not protobuf are searched completely.
 
     Raises:
         OSError: The file cannot be read.

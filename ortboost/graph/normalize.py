@@ -52,7 +52,7 @@ from ortboost.graph.weights.padding_rows import find_padding_rows, stamp_padding
 
 __all__ = ["free_weights", "name_nodes", "normalize"]
 
-_ROUNDS = 100  # of folding and shape inference; padding that is computed takes one a layer
+_ROUNDS = 100  # of folding and shape inference; computed padding takes one round per layer
 
 
 def normalize(
@@ -67,8 +67,9 @@ def normalize(
 
     Args:
         model: The model as loaded.
-        opsets: Allowed opset versions of the standard domain; an operator that onnxruntime only
-            runs at an older one decides, see :mod:`ortboost.graph.opsets.missing_kernels`.
+        opsets: Allowed opset versions of the standard domain. If onnxruntime runs an operator of
+            the model only at older ones, the model gets such a version, see
+            :mod:`ortboost.graph.opsets.missing_kernels`.
         ir_version: Newest allowed IR version.
         keep_fused: Whether operators of onnxruntime's optimizers stay, which it runs faster; see
             :mod:`ortboost.graph.normal_form.runtime_operators`.
@@ -87,7 +88,7 @@ def normalize(
 
     _lift_constants(model)
     separate_branch_names(model)
-    # Those of outputs that nodes read do not come back: what cannot be inferred is not relied on.
+    # If nodes read an output, its declared shape is not restored: only inferred ones are reliable.
     read = {value.name for value in model.graph.outputs if value.uses()}
     declared = {name: dims for name, dims in declared_shapes(model).items() if name not in read}
     reports += [drop_flat_biases(model), _unify_operators(model, opsets, keep_fused)]
@@ -124,7 +125,7 @@ def _unify_operators(model: ir.Model, opsets: range, keep_fused: bool) -> Report
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
     report = convert_opset(model, _possible_opsets(model, opsets, keep_fused))
-    if report.modified:  # the converter writes some, for example for axes that were attributes
+    if report.modified:  # the converter adds Constants, for example for axes that were attributes
         _lift_constants(model)
     _make_axes_vectors(model)
     _give_conditions(model)
@@ -134,7 +135,7 @@ def _unify_operators(model: ir.Model, opsets: range, keep_fused: bool) -> Report
 
 
 def _possible_opsets(model: ir.Model, opsets: range, keep_fused: bool) -> range:
-    """Those of the allowed opsets that the operators of a model can have."""
+    """The allowed opsets that all operators of a model support."""
     if not keep_fused and opsets[-1] >= OLDEST_OPSET and has_runtime_operators(model):
         opsets = range(max(opsets[0], oldest_opset(model)), opsets.stop)
     newest = newest_opset(model)
@@ -162,7 +163,7 @@ def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
         if settled and not parts.modified and not stacks.modified:
             break
         if parts.modified or stacks.modified:
-            # Inference names the lengths of all elements of a sequence alike, whatever they are.
+            # Inference uses one name for the lengths of all elements, even if they differ.
             _drop_stale_shapes(model)
             _infer(model)
         found = [
@@ -232,7 +233,8 @@ def _drop_idle_attributes(model: ir.Model) -> None:
         if node.attributes.get_string("mode", "constant") != "constant":
             node.attributes.pop("value", None)
     for node in find_nodes(model.graph.all_nodes(), "BatchNormalization"):
-        # With one number for each channel there are no positions: files of MXNet, after a Gemm.
+        # With parameters of shape [channels], there are no positions to normalize separately: MXNet
+        # writes such nodes after a Gemm.
         if len(known_shape(input_at(node, 1)) or ()) == 1:
             node.attributes.pop("spatial", None)
 
@@ -250,9 +252,10 @@ def _make_axes_vectors(model: ir.Model) -> None:
 
 
 def _give_conditions(model: ir.Model) -> None:
-    """Give each Loop without a condition one: passes of onnx_ir drop inputs left out at the end.
+    """Give each Loop without a condition a constant one.
 
-    A Loop that carries no state would have one input, and need two.
+    Passes of onnx_ir drop omitted inputs at the end: a Loop without states would be left with one
+    input, but needs two.
     """
     builder = Builder(model.graph, "loop")
     for node in find_nodes(model.graph.all_nodes(), "Loop"):

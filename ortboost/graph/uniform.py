@@ -116,7 +116,7 @@ class UniformValues:
         return np.array(result)
 
     def _least(self, value: ir.Value | None, depth: int) -> int | None:
-        """A number that no element of an integer tensor is below."""
+        """A lower bound of the elements of an integer tensor, if known."""
         if value is None or depth == 0 or value.dtype is None or not value.dtype.is_integer():
             return None
         stored = constant(value, limit=_LARGEST)

@@ -85,8 +85,8 @@ def custom_mixed_precision(
         dtype: As for :func:`auto_mixed_precision`.
 
     Raises:
-        ArgumentValueError: Neither or both lists are given, an operator is unknown, or the white
-            list has none of the network.
+        ArgumentValueError: Neither or both lists are given, an operator is unknown, or the network
+            has none of the white list.
 
     Example:
         >>> custom_mixed_precision(net, white_list=[*get_white_list(), "Relu"])  # doctest: +SKIP

@@ -35,7 +35,7 @@ describe_family(
     "name",
     OPTIMIZERS,
     words="an optimizer",
-    # Files keep the name that this field had first.
+    # Files use the original name of this field.
     written={"trust_coefficient": "coefficient"},
 )
 

@@ -69,7 +69,7 @@ class Lars(Rule):
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update; see the module's formulas."""
         grad = self._adapted(b, p) if p.adapt else p.grad
-        # The ratio scales the decay too, so it is in the adapted gradient; the others have none.
+        # The adapted gradient includes the decay, which the ratio scales; others have no decay.
         return self.inner.update(b, replace(p, grad=grad, weight_decay=0.0))
 
     def _adapted(self, b: Builder, p: UpdateInputs) -> ir.Value:

@@ -70,7 +70,7 @@ def _run_before(node: ir.Node) -> set[ir.Node]:
     """The nodes of its graph that must run before a node starts."""
 
     def past(other: ir.Node) -> bool:
-        # A runtime folds a known length: the node that the length is of may run at any time.
+        # A runtime folds Shape of a known length: the node before it may then run at any time.
         return other.graph is node.graph and not is_standard(other, "Shape", "Size")
 
     found = ancestors(values_read(node), past)
@@ -80,7 +80,7 @@ def _run_before(node: ir.Node) -> set[ir.Node]:
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[ir.Node]) -> bool:
     branches = list(subgraphs(writer))
     for node in _readers(source):
-        # Its read and its write are the same memory.
+        # A ScatterND into the state may read and write it in place.
         if node is writer and _scatters(node, source):
             continue
         if node.graph is writer.graph:

@@ -27,7 +27,7 @@ SCALE_GROUPS_GIVEN = "the loss scale defines its own groups"
 
 
 def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, Report]:
-    """Add the enabled boosts to a configuration; the report has what became of each.
+    """Add the enabled boosts to a configuration; the report says what became of each.
 
     Boosts that the configuration already has are kept: its freeze, accumulation or centralization.
 

@@ -68,7 +68,7 @@ class TensorSpec:
         name: Its name.
         dtype: numpy dtype.
         shape: Lengths, names of symbolic dimensions, or ``None`` for unknown dimensions.
-        classes: For labels: values must be 0 to ``classes - 1``. For others, the runtime's kernels
+        classes: For labels: values must be 0 to ``classes - 1``. With others, the runtime's kernels
             read out of bounds without an error.
         ignored: For labels: the only other value allowed.
         class_axis: For labels: the class axis of the predictions.

@@ -53,7 +53,7 @@ def digest_graphs(
 ) -> Digests:
     """Serialize graphs and digest them.
 
-    One after the other: weights that are no state, such as quantized ones, are in each.
+    One after the other, as each contains the weights that are not states, such as quantized ones.
 
     Args:
         catalogue: That of the program.
@@ -79,7 +79,7 @@ def digest_graphs(
 def serialized(graph: onnx.GraphProto) -> Iterator[bytes]:
     """The serialized graph in pieces, weight by weight.
 
-    Serialized as a whole, it takes three times its size in addition.
+    Serializing it as a whole would take three times its size of additional memory.
     """
     before, after = onnx.GraphProto(), onnx.GraphProto()
     place = onnx.GraphProto.INITIALIZER_FIELD_NUMBER

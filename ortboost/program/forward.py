@@ -127,7 +127,7 @@ def _check_inputs(model: ir.Model) -> None:
 
 
 def _still_norms(model: ir.Model, frozen: Callable[[ir.Node], bool]) -> Report:
-    """Note BatchNormalizations with a momentum of 1, by which their statistics would never move."""
+    """Note BatchNormalizations with a momentum of 1: their statistics would never change."""
     report = Report("momentum_of_norms")
     still = [label(n) for n in batch_norms(model) if has_no_momentum(n) and not frozen(n)]
     if still:

@@ -43,7 +43,7 @@ class Network:
     Args:
         model: The graph; weights are initializers.
         frozen_norm: Whether a BatchNormalization stays in inference mode.
-        new_weights: Names of tensors that are not the file's: of a new head, or added by boosts.
+        new_weights: Names of tensors that the file does not have: of a new head or of boosts.
         reports: Reports of all rewrites.
     """
 

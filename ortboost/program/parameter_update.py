@@ -92,7 +92,7 @@ class ParameterUpdate:
         self._trained = graph.trained
         # With a line search, a boost takes the step in place of the optimizer.
         self._slots = config.optimizer.slots if config.line_search is None else ()
-        # The numbers of the rows of a sparse gradient were made by a rewrite of the gradients.
+        # A rewrite of the gradients has computed the row numbers of each sparse gradient.
         values = values_by_name(builder.graph) if graph.rows else {}
         self._rows = {
             p.name: values[graph.rows[p.name]] for p in self._trained if p.name in graph.rows

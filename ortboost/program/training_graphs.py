@@ -187,7 +187,7 @@ def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> 
         return spec
     if not config.loss.sparse:
         return dataclasses.replace(spec, class_axis=loss.class_axis)
-    # Only class indices are checked: they select elements, and a runtime does not look.
+    # Only class indices are checked: they select elements, and a runtime does not check them.
     return dataclasses.replace(
         spec,
         classes=loss.classes,

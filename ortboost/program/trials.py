@@ -58,7 +58,8 @@ def _trial(
     for name, used in uses.items():
         for usage in used:
             usage.node.replace_input_with(usage.idx, weights[name])
-    # The loss and this term are the only outputs: other nodes go, running statistics among them.
+    # The loss and this term are the only outputs: all other nodes are removed, also the running
+    # statistics.
     shown = [next(v for v in graph.outputs if v.name == loss), promised]
     graph.outputs[:] = shown
     graph.inputs.extend([rate, *(inputs[name] for name in search.trial_states())])

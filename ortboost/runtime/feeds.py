@@ -112,7 +112,7 @@ def check_batch(
     for spec in inputs:
         array = fed_array(feeds, spec, inputs)
         if array.dtype != spec.dtype:
-            # Within a kind only: bytes for a float input are a forgotten division by 255.
+            # Only within a kind: bytes for a float input mean that a division by 255 was forgotten.
             whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
             if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
                 array = array.astype(spec.dtype)

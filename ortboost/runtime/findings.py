@@ -103,7 +103,7 @@ class Finding:
         text = f"{self.where}: '{self.tensor.name}'{maker}, has {' and '.join(found)}"
         carried = [stats.name for stats in self.inputs if not stats.finite]
         if carried:
-            return f"{text} (inf comes in by '{carried[0]}')"
+            return f"{text} (not finite already in '{carried[0]}')"
         reached = [(i.abs_max, i.name) for i in self.inputs if i.abs_max is not None]
         if not reached:
             return text

@@ -56,11 +56,11 @@ class LocalStep:
 
         Args:
             name: Name of the graph.
-            feeds: Its validated inputs that are no state.
+            feeds: Its validated inputs that are not states.
             seed: Seed of its random numbers; ``None`` if it draws none.
 
         Returns:
-            Its outputs that are no state.
+            Its outputs that are not states.
         """
         with drawing(seed):
             return self._graph(name).run(feeds)
@@ -72,5 +72,5 @@ class LocalStep:
     def try_rate(
         self, feeds: Mapping[str, NDArray[Any]], *, seed: int | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Run a line-search trial; returns its loss and the promised one."""
+        """Run a line-search trial; returns its loss and the term of the acceptance test."""
         return self.run(names.TRIAL_GRAPH, feeds, seed=seed)

@@ -37,7 +37,7 @@ class Counts(NamedTuple):
 
         Args:
             output: Name of the loss or the metric.
-            reduction: The reduction of the loss; of one value per sample the mean is shown.
+            reduction: The reduction of the loss; if it is ``none``, the mean is reported.
         """
         if output != names.LOSS:
             return self.labels
@@ -93,12 +93,12 @@ class PartWeights:
 
     @property
     def in_server(self) -> float:
-        """`n_r / n` within the server."""
+        """The share of this part in the terms of its server, `n_r / n`."""
         return self.own.terms / self.server_terms if self.server_terms else 0.0
 
     @property
     def gradients(self) -> float:
-        """Of gradients; with exchanges, a part without labels has those of other parts' losses."""
+        """Weight of gradients; with exchanges, a part without labels has some from other losses."""
         is_mean = self.reduction == "mean"
         if self.exchanges and self.ran:
             return (self.own.terms or 1) / (self.whole.terms or 1) if is_mean else 1.0
@@ -106,13 +106,13 @@ class PartWeights:
 
     @property
     def means(self) -> float:
-        """Of batch means, for which a part that ran counts even if all its labels are ignored."""
+        """Weight of batch means; a part that ran counts even if all its labels are ignored."""
         own, whole = self.own.labels, self.whole.labels
         return max(own, 1) / whole if self.ran and whole else 0.0
 
     @property
     def statistics(self) -> float:
-        """Of running statistics that are equal in all processes that ran."""
+        """Weight of running statistics; all processes that ran have the same weight."""
         return float(self.ran) / self.all_ran
 
     def shown(self, output: str, value: NDArray[Any]) -> float:

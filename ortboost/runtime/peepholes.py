@@ -58,8 +58,8 @@ def for_device(
 ) -> ir.Model:
     """The form of a step graph for ``cpu`` or ``cuda``: the model itself, or a modified copy.
 
-    ``states`` are outputs that may get another shape with as many elements. Without a number of
-    intra-op threads, it is that of the processors.
+    ``states`` are outputs that may get another shape with as many elements. ``threads`` is the
+    number of intra-op threads, by default the number of processors.
     """
     if device == "cuda":
         return for_cuda(model, kernels_of(runtime().__version__))

@@ -169,7 +169,7 @@ def open_session(
             outputs must then keep their device memory and shapes; see
             :mod:`ortboost.runtime.cuda.capture`.
         disabled: Optimizers of the runtime to turn off; if not given, those that are known to be
-            wrong. Users of a file turn off none.
+            wrong. A user who opens the file with onnxruntime turns off none.
         optimize: Whether the runtime optimizes the graph at all.
 
     Returns:

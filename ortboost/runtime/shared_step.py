@@ -190,7 +190,7 @@ class SharedStep:
     def _sum_in_turn(
         self, graphs: SplitGraphs, own: Counts, compute: _Compute
     ) -> NDArray[np.float64]:
-        """Sum what the parts contribute as soon as it is there; returns loss and metrics."""
+        """Sum what the parts contribute as soon as it is available; returns loss and metrics."""
         # Without labels there is no loss here, but inputs still belong to means, and to exchanges.
         ran = bool(own.terms or (own.samples and (graphs.means or graphs.exchanges)))
         weighing = self._start_weighing(own, ran, exchanges=bool(graphs.exchanges))
@@ -201,7 +201,7 @@ class SharedStep:
         for i in range(len(graphs.gradients)):
             if i and ran:
                 values |= compute(i)
-            # These gradients travel while the next segment runs; exchanged sums it has to wait for.
+            # These gradients travel while the next segment runs; it must wait for exchanged sums.
             sent += graphs.start_sums(i, weights.gradients)
             graphs.exchange(i, weights.gradients if ran else None)
         if not own.terms:

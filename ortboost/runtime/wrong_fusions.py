@@ -14,10 +14,11 @@ __all__ = ["wrong_optimizers"]
 # It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
 # into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
 # 23190. EliminateDropout removes a Dropout whose mask is not read, also in training mode (1.31).
-# DivMulFusion makes z / x of (1 / x) z also of integers, where (1 / 3) 6 is 0, loses an axis that
-# only the 1 has, and makes a file invalid if z is a Cast, an Identity or a Dropout that the runtime
-# removes later (1.32; issues 32413 to 32416). GemmSumFusion rejects a graph in which a Gemm reads
-# the third output of a node, such as a Split (1.19 and 1.32), and crashes on some others (1.19).
+# DivMulFusion turns (1 / x) z into z / x, which is wrong for integers, where (1 / 3) 6 is 0, and
+# loses an axis that only the 1 has; the graph becomes invalid if z is a Cast, an Identity or a
+# Dropout that the runtime removes later (1.32; issues 32413 to 32416). GemmSumFusion rejects a
+# graph in which a Gemm reads the third output of a node, such as a Split (1.19 and 1.32), and
+# crashes on some others (1.19).
 _ALWAYS = ("DivMulFusion", "EliminateDropout", "GemmSumFusion", "Pad_Fusion")
 _MATMUL_ADD = "MatMulAddFusion"
 

@@ -66,7 +66,7 @@ class Divergence:
 def overflow_error(
     state: RunState, skips: int, names: Sequence[str], best: int | None
 ) -> DivergedError:
-    """The error after ``skips`` steps in a row whose overflows no smaller loss scale prevents.
+    """The error after ``skips`` steps in a row that no smaller loss scale would have saved.
 
     ``names`` are the tensors of the last step that are not finite, ``best`` the step of the best
     checkpoint.

@@ -165,7 +165,7 @@ def _loss(
         return None
     loss, weight = np.asarray(outputs[_LOSS]), length if counted is None else counted
     if loss.ndim == 0:
-        return float(loss) if weight else 0.0, weight  # of no labels it is 0 / 0
+        return float(loss) if weight else 0.0, weight  # without labels it is 0 / 0
     loss = loss if real is None else loss[real]
     total = float(loss.sum(dtype=np.float64))
     return total / ((loss.size if counted is None else counted) or 1), weight

@@ -228,7 +228,7 @@ def _mark_skips(axis: Any, run: RunHistory) -> None:
 
 
 def _draw_metric(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
-    words, share = name.removeprefix("val_"), Goal(name).rising  # an error is no share
+    words, share = name.removeprefix("val_"), Goal(name).rising  # not for an error
     unit = 100 if share else 1
     for index, run in enumerate(runs):
         curve = run.curves.get(name)

@@ -72,7 +72,7 @@ class RunState:
 
     def end_epoch(self) -> dict[str, float]:
         """Move on to the next epoch; returns the means of this one as ``train_...``."""
-        # Of labels that are all ignored the loss is 0, as that of a batch of them.
+        # If all labels of the epoch are ignored, the loss is 0, as it is for such a batch.
         sums = self.sums.items()
         means = {f"train_{name}": mean.value if mean.count else 0.0 for name, mean in sums}
         means.setdefault("train_loss", float("nan"))

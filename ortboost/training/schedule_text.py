@@ -48,7 +48,7 @@ _KINDS: Final[dict[str, tuple[Callable[..., Schedule], _Options]]] = {
 }
 """Kind to its class and options; option to its argument and the conversion of its value."""
 _WARMUP: Final[_Options] = {"warmup": ("steps", int), "warmup-factor": ("start_factor", float)}
-_SPANS: Final = ("cosine", "linear", "polynomial")  # all of a run, if not said otherwise
+_SPANS: Final = ("cosine", "linear", "polynomial")  # by default over the whole run
 _REQUIRED: Final = {**dict.fromkeys(_SPANS, "steps"), "step": "every", "multistep": "at"}
 
 

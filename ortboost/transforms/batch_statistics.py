@@ -43,7 +43,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
         if x is None or shape is None or running_statistics(node) is not None:
             continue
         if is_training(node):  # it normalizes by the batch, whatever its inputs 3 and 4
-            # The arithmetic has no updated statistics to offer.
+            # The arithmetic does not compute updated statistics.
             if any(map(is_read, node.outputs[1:])):
                 continue
             what = "the statistics of its input"

@@ -78,7 +78,8 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     for node in model.graph:  # in graph order, each after what it reads
         known.update((output, _of_node(output, known)) for output in node.outputs)
     by_operator, by_lengths = known.get(prediction), _by_lengths(model, shape)
-    # An operator may also say 0, the batch axis: no answer, and it agrees with no length.
+    # The operators may also give 0, the batch axis: that is no class axis, and the lengths never
+    # agree with it.
     if by_operator and by_lengths in (None, by_operator):
         return by_operator
     if by_operator is None and by_lengths is not None:
@@ -133,10 +134,10 @@ def _moved(node: ir.Node, value: ir.Value, known: _Known) -> int | None:
     # Axes are recognized by their lengths.
     if not isinstance(before[axis], int):
         return None
-    # All before it were regrouped among themselves.
+    # All axes before it were regrouped among themselves.
     if axis == len(before) - 1 and after[-1] == before[axis]:
         return len(after) - 1
-    # All after it were.
+    # All axes after it were.
     if axis == 1 and len(after) > 1 and after[:2] == before[:2] and after[0] is not None:
         return 1
     return None

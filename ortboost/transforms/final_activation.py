@@ -139,7 +139,7 @@ def _axis_before(moves: list[ir.Node], output: ir.Value, axis: int) -> tuple[int
             return None
         behind = axis - len(shape)
         if None not in shape[: axis + 1] and shape[: axis + 1] == before[: axis + 1]:
-            pass  # only axes behind it are joined or split
+            pass  # only axes after it are joined or split
         elif None not in shape[axis:] and shape[axis:] == before[behind:]:
             axis = behind + len(before)  # only axes before it
         else:

@@ -55,7 +55,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
 
     Raises:
         UsageError: The output does not exist.
-        ModelError: No such layer was found behind the output.
+        ModelError: No such layer was found before the output.
     """
     outputs = [v for v in model.graph.outputs if output is None or v.name == output]
     if not outputs:
@@ -123,7 +123,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             fix="Untie the weights before the export.",
         )
     _check_readers(model, head, size)
-    # Draw weight and bias anew.
+    # Draw new values for weight and bias.
     fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
     new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
     size_in_bytes, limit = 4 * size * fan_in, Limits.from_environment().tensor_bytes
@@ -185,6 +185,6 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
 
 
 def _matrix(value: ir.Value | None) -> ir.Value | None:
-    """A stored matrix; a stack of matrices is no head."""
+    """A stored matrix; a stack of matrices is not a head."""
     stored = _initializer(value)
     return stored if stored is not None and len(static_shape(stored) or ()) == 2 else None

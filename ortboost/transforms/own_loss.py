@@ -12,7 +12,8 @@ they are not trained.
 
 ``reduction`` says whether the scalar is a mean or a sum over the samples; the file is not analyzed
 for this. Validation, and the parts of several processes, average such means by their samples: with
-a mean weighted by class, which divides by the weights of its labels, they depend on the batches.
+a mean weighted by class, which divides by the weights of its labels, the result depends on how the
+samples are divided into batches.
 
 A runtime reads out of bounds if a label is not a valid class: if the loss selects scores by its
 labels, with SoftmaxCrossEntropyLoss or NegativeLogLikelihoodLoss, labels in the data are checked

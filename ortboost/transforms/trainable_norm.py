@@ -349,10 +349,11 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
         )
         for index, value, direct in zip((3, 4), statistics, given, strict=True):
             key = value.name or ""
-            # Its own, or that of another application of the same module.
+            # The node's own tensor, or shared only by applications of the same module.
             if direct is value and owner.setdefault(key, module) == module:
                 continue
-            # In train(), torch's dynamo exporter gives it to the latter through an Identity.
+            # From a module in train(), torch's dynamo exporter passes it to the second application
+            # through an Identity.
             if direct is not value and origin_of(value).kind == "buffer":
                 continue
             # A copy needs the numbers, which a graph input does not hold.

@@ -115,7 +115,7 @@ def test_a_bad_weight_is_the_first_finding(training):
     assert made.where == "forward"
     assert made.tensor.nan > 0
     assert any(stats.inf for stats in made.inputs)
-    assert "comes in by 'logits'" in str(made)
+    assert "not finite already in 'logits'" in str(made)
 
 
 def test_an_overflow_of_the_forward_pass(training):

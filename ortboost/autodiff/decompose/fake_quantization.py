@@ -22,7 +22,7 @@ __all__ = ["straight_through"]
 
 @decomposes("DequantizeLinear")
 def straight_through(site: Site) -> list[ir.Value | None]:
-    """Behind its QuantizeLinear: the same, with the gradient of ``x`` where its integer fits."""
+    """The result of a fake quantizer, with the gradient of ``x`` where its integer is in range."""
     quantizer = producer_of(source_before(site.input(0), "Clip"), "QuantizeLinear")
     if quantizer is None or not is_fake_quantizer(quantizer):
         raise Refusal(REFUSED["DequantizeLinear"])

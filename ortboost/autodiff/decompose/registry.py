@@ -33,7 +33,7 @@ def decomposes(*op_types: str) -> Callable[[R], R]:
 def formula(op_type: str, words: str = "") -> Callable[[_Formula], _Formula]:
     """Register the formula of an operator, of a node and its first input, as a decorator.
 
-    ``words`` state it, or else its docstring.
+    ``words`` state it; if not given, the docstring of the function does.
     """
 
     def enter(function: _Formula) -> _Formula:

@@ -191,6 +191,6 @@ def _is_kept(site: Site, axis: int, place: int) -> bool:
         if found is None or lengths is None or place >= len(found):
             return False
         return found[place] == lengths[axis]
-    parts = producer_of(site.input(2), "Concat")  # ones, and computed scales behind them
+    parts = producer_of(site.input(2), "Concat")  # ones, followed by computed scales
     array = constant(site.input(2) if parts is None else parts.inputs[0])
     return array is not None and place < array.size and bool(array.reshape(-1)[place] == 1.0)

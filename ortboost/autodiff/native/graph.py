@@ -125,7 +125,7 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
         if written is None or not any(output.name in active for output in node.outputs):
             continue
         for index in range(len(node.inputs))[written]:
-            # The optimizer removes Identities: readers of one share the value behind it.
+            # The optimizer removes Identities: readers of one then share its input.
             value = source_before(node.inputs[index], "Identity")
             if value is None or value.name in active:
                 continue
@@ -249,7 +249,7 @@ def join_stopped(model: ir.Model, cut: Mapping[str, str]) -> None:
             values[entry].replace_all_uses_with(values[name])
             model.graph.inputs.remove(values[entry])
     if cut:
-        model.graph.sort()  # put_back() appended the detached values behind their readers
+        model.graph.sort()  # put_back() appended the detached values after their readers
 
 
 @dataclass(frozen=True)

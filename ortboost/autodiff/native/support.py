@@ -156,7 +156,7 @@ def gradient_support(node: ir.Node, active: Collection[str] = frozenset()) -> st
     if node.op_type in NATIVE:
         return None
     if node.op_type == "If" and (source := _chosen_by(node)) is not None:
-        # Decoders with a cache, which optimum merges into one file with that of the first token.
+        # optimum merges the decoder with a cache and the decoder for the first token into one file.
         return (
             f"the input '{source}' chooses its branch; choose it with --input {source}=0 or 1, or "
             "use --engine portable"

@@ -35,7 +35,7 @@ def call_own_rule(rule: GradientRule, b: Backward) -> Gradients:
         why = f"fails: {type(error).__name__}: {first_line(error)}"
         raise _wrong(rule, b, why, "Correct the rule.") from error
     if not isinstance(found, list | tuple):
-        raise _wrong(rule, b, f"returns no list, but a {type(found).__name__}")
+        raise _wrong(rule, b, f"returns a {type(found).__name__}, not a list")
     inputs = b.node.inputs
     # It may leave out the last ones, which need none.
     if len(found) > len(inputs) or any(index >= len(found) for index in b.wanted):
@@ -50,7 +50,7 @@ def call_own_rule(rule: GradientRule, b: Backward) -> Gradients:
             continue
         if not isinstance(gradient, ir.Value):
             kind = type(gradient).__name__
-            raise _wrong(rule, b, f"returns no tensor for input {index}, but a {kind}")
+            raise _wrong(rule, b, f"returns a {kind}, not a tensor, for input {index}")
         if None not in (gradient.dtype, value.dtype) and gradient.dtype != value.dtype:
             pair = f"{gradient.dtype} for input {index}, which is {value.dtype}"
             raise _wrong(rule, b, f"returns a gradient of type {pair}")

@@ -173,7 +173,7 @@ def own_operators(model: ir.Model) -> set[str]:
 
 
 def unused_rules(before: set[str], model: ir.Model) -> Report:
-    """Note the rules of users for operators that a model had and that rewrites left none of."""
+    """Note the rules of users whose operators were in a model, but were removed by rewrites."""
     report = Report("own_rules")
     report.notes += [
         f"the gradient rule registered for {op_type} is not used: the model is rewritten, and no "

@@ -91,7 +91,7 @@ def calibrate(
         ranges = _full_ranges(wanted, answers())
         if method == "minmax":
             return ranges
-        # Not of tensors that are all zero or not finite.
+        # Tensors that are all zero or not finite get no histogram.
         largest = {name: r.magnitude for name, r in ranges.items() if r.finite and r.magnitude > 0}
         histograms = _histograms(largest, answers())
     for name, histogram in histograms.items():

@@ -14,7 +14,7 @@ from ortboost.runtime.session import open_session
 
 __all__ = ["not_faster"]
 
-_RUNS: Final = range(3, 30)  # of each, within
+_RUNS: Final = range(3, 30)  # runs of each session; more than the minimum only within _SECONDS
 _SECONDS: Final = 1.0
 _LEAST: Final = 0.95  # a share of the time; the rest is noise
 

@@ -1,8 +1,8 @@
 """Store operands that are the same number, or the same row, everywhere.
 
 ``Add(scores, mask)`` where the mask is 0 for every length becomes ``Add(scores, 0)``, which
-:mod:`~ortboost.deploy.rewrites.drop_noops` drops; ``Add(words, Gather(types, zeros))``, as a text
-without token types has it, becomes ``Add(words, types[0])``. The result must have the shape of
+:mod:`~ortboost.deploy.rewrites.drop_noops` drops; ``Add(words, Gather(types, zeros))``, the sum
+for a text without token types, becomes ``Add(words, types[0])``. The result must have the shape of
 another operand, so that it does not need the shape of the one that is stored.
 """
 

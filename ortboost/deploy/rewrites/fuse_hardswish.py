@@ -26,7 +26,7 @@ def _sixth(pattern: Pattern, *, alone: bool = False) -> tuple[Op, Op]:
 _HARD: Final = (_sixth(_CLIPPED, alone=True), Op("HardSigmoid", "x", name="sigmoid", alone=True))
 _FUSED: Final[dict[str, Pattern]] = {
     "HardSwish": (_sixth(Op("Mul", "x", _CLIPPED, alone=True)), Op("Mul", "x", _HARD)),
-    "HardSigmoid": _sixth(_CLIPPED),  # also within a HardSwish, which it becomes part of then
+    "HardSigmoid": _sixth(_CLIPPED),  # also inside a HardSwish, into which it is fused later
 }
 
 

@@ -27,7 +27,7 @@ def fuse_pad(site: Site) -> list[ir.Value | None] | None:
     added = _zeros(pad)
     if added is None:
         return None
-    half = len(added) // 2  # begins, then ends, of all axes; a Conv has them of spatial axes only
+    half = len(added) // 2  # begins of all axes, then ends; a Conv has those of spatial axes
     own = site.integers("pads") if mode == "NOTSET" else None  # VALID ignores the attribute
     before = list(own) if own is not None else [0] * 2 * (half - 2)
     if len(before) != 2 * (half - 2):
@@ -36,7 +36,7 @@ def fuse_pad(site: Site) -> list[ir.Value | None] | None:
     node.attributes.pop("auto_pad", None)
     node.attributes["pads"] = ir.AttrInt64s("pads", sums)
     node.replace_input_with(0, pad.inputs[0])
-    site.note = f"takes in '{label(pad)}'"
+    site.note = f"merged with '{label(pad)}'"
     return list(node.outputs)
 
 

@@ -30,7 +30,7 @@ def read_weights(layer: ir.Node) -> tuple[Array, Array]:
     Raises:
         Refusal: They are not stored, another node reads them too, or the bias has another form.
     """
-    for value in layer.inputs[1:]:  # what cannot be changed, or would change another node too
+    for value in layer.inputs[1:]:  # refuse weights that are computed or shared
         if value is None:
             continue
         if constant(value) is None or not value.is_initializer():
@@ -45,7 +45,7 @@ def read_weights(layer: ir.Node) -> tuple[Array, Array]:
     bias = np.zeros(groups * per_group)
     if shift is not None and stored is not None:
         if stored.size != 1 and (stored.size != bias.size or stored.shape[-1] != bias.size):
-            raise Refusal(  # a Gemm may have one; of a Conv it is a bug that runtimes accept
+            raise Refusal(  # valid for a Gemm; for a Conv it is an error that runtimes accept
                 f"'{shift.name}' has shape {list(stored.shape)}, not one value per channel"
             )
         bias += stored.astype(np.float64).reshape(-1) * layer.attributes.get_float("beta", 1.0)
@@ -77,7 +77,7 @@ def store_weights(site: Site, layer: ir.Node, weight: Array, bias: Array) -> Non
 
 
 def fold_into(site: Site, layer: ir.Node, scale: Array, shift: Array) -> list[ir.Value]:
-    """Let a layer compute its only reader, the node of ``site``: ``scale * y + shift``, by channel.
+    """Fold the only reader of a layer, the node of ``site``, into it: ``scale * y + shift``.
 
     Returns:
         The values that replace the outputs of the node.

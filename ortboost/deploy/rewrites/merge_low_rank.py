@@ -148,7 +148,7 @@ def _adapter(path: ir.Value, layer: ir.Node) -> tuple[ir.Node, ir.Node] | None:
 
 
 def _correction(first: ir.Node, last: ir.Node, layer: ir.Node) -> Array | None:
-    """`A B` in the layout of the layer's weight; ``None`` if the path is no adapter of it."""
+    """`A B` in the layout of the layer's weight; ``None`` if the path is not an adapter of it."""
     if layer.op_type != "Conv":
         a, b = _matrix(first), _matrix(last)
         product = None if a is None or b is None or not _is_plain(layer) else a @ b

@@ -42,12 +42,12 @@ def _concat(site: Site) -> list[ir.Value | None] | None:
     for place, part in enumerate(parts):
         node.replace_input_with(place, part)
     names = (f"'{label(made)}'" for made in inner.values())
-    site.note = f"takes in {', '.join(names)}"
+    site.note = f"merged with {', '.join(names)}"
     return list(node.outputs)
 
 
 def _merged(site: Site, value: ir.Value | None, axis: int | None) -> ir.Node | None:
-    """The Concat of a value, if none but Concats along its axis read it: they all take it in."""
+    """The Concat of a value, if only Concats along its axis read it: it is merged into them all."""
     inner = producer_of(value, "Concat")
     if value is None or inner is None or _axis(inner) != axis or value.is_graph_output():
         return None

@@ -1,4 +1,4 @@
-"""One form for what exporters write in many: the rewrites that ``graph.normalize`` calls.
+"""Rewrites to a single form of what exporters write differently; ``graph.normalize`` calls them.
 
 - The file: ``inline_branches``, ``inline_functions``, ``fold_integers``, ``to_float32``.
 - Exporters' ways of writing: ``squeezed_axes``, ``empty_reductions``, ``one_element_slices``,

@@ -57,7 +57,7 @@ def leave_out_windows(model: ir.Model) -> Report:
         changed = found is not None
         return found
 
-    what = "without windows that start in the padding, which the runtimes do not all leave out"
+    what = "without windows that start in the padding, which only some runtimes leave out"
     rules = dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), rule)
     return rewrite_nodes(model, "leave_out_windows", rules, what, subgraphs=True)
 
@@ -73,7 +73,7 @@ def _without_windows_in_the_padding(site: Site) -> list[ir.Value] | None:
     attributes: dict[str, Any] = {**site.node.attributes, "pads": pads}
     attributes.pop("ceil_mode")
     data, overhang = site.input(0), [a - b for a, b in zip(pads, window["pads"], strict=True)]
-    if any(overhang) and site.integer("count_include_pad", 0):  # this padding alone is counted
+    if any(overhang) and site.integer("count_include_pad", 0):  # only this padding is counted
         axes = site.ints(*range(2, 2 + len(lengths)))
         data = site.op("Pad", data, site.ints(*window["pads"]), None, axes, mode="constant")
         attributes |= {"pads": overhang, "count_include_pad": 0}
@@ -130,9 +130,10 @@ def pads_without_ceil(
 
 
 def write_out_counted_padding(model: ir.Model) -> Report:
-    """Let average pools with ``ceil_mode=1`` of a normalized model count no padding, in place.
+    """Set ``count_include_pad=0`` in average pools with ``ceil_mode=1``, in place.
 
-    Its shapes have been inferred. The rewrite is idempotent.
+    Their padding becomes a Pad. The model is normalized, and its shapes have been inferred. The
+    rewrite is idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -144,8 +145,8 @@ def write_out_counted_padding(model: ir.Model) -> Report:
     rules = {"AveragePool": _average_pool}
     report = rewrite_nodes(model, "write_out_counted_padding", rules)
     report.notes += [
-        f"'{name}': onnxruntime 1.19 computes too small means at its border, and it is not "
-        f"rewritten, because {why}"
+        f"'{name}': onnxruntime 1.19 computes means that are too small at its border; it is "
+        f"not rewritten, because {why}"
         for name, why in report.kept.items()
     ]
     return report
@@ -175,7 +176,7 @@ def _refuse_windows_in_the_padding(site: Site) -> None:
     for axis, length in enumerate(site.shape()[2:]):
         reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
         end = window["pads"][rank + axis]
-        # The overhanging window starts less than a stride after the last place where one fits: with
-        # such a stride in the image, whatever its length.
+        # The overhanging window starts less than a stride after the last place where one fits. If
+        # the stride is at most `reach - end`, that is before the padding for images of any length.
         if end and window["strides"][axis] > reach - end and not isinstance(length, int):
             raise Refusal("a window may start in the padding of an image of unknown size")

@@ -50,9 +50,9 @@ _NUMBERS = frozenset("Add Cast Ceil Div Floor Mul Sub".split())
 def fold_integers(model: ir.Model, *, largest: int = _LARGEST) -> Report:
     """Replace nodes whose result is known integers, at most ``largest``, in place, also in bodies.
 
-    In bodies only computations with constants: a state may have another shape than is declared.
-    Constants of the model are initializers. The report has the number of folded nodes of each
-    operator. The rewrite is idempotent.
+    In bodies, only computations with constants are folded, as a state may have another shape than
+    the declared one. Constants of the model are initializers. The report has the number of folded
+    nodes of each operator. The rewrite is idempotent.
     """
     counts = Counter[str]()
     outputs = {id(value) for graph in all_graphs(model.graph) for value in graph.outputs}

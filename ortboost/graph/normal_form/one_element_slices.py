@@ -1,7 +1,7 @@
 """A Slice of one element of a vector, as exporters write ``offsets[i:i+1]``, becomes a Gather.
 
 Shape inference does not know the length of such a slice. If it is the ``starts`` of another Slice
-(torch's EmbeddingBag), not even the number of axes that this one cuts is known then.
+(torch's EmbeddingBag), not even the number of axes that the other one cuts is known.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _WHOLE = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 def gather_single_elements(model: ir.Model) -> Report:
-    """Replace, in place, the Slices in bodies of Loops from a step's number to the one after it.
+    """Replace Slices ``x[i:i+1]`` in bodies of Loops, where ``i`` counts the steps, in place.
 
-    The number is proven not to be negative, which would count from the end. Behind the end, where a
-    Slice is empty, a Gather fails: only Loops that build a sequence, of elements whose shape has to
-    be known, are rewritten.
+    ``i`` is proven not to be negative: a negative one would count from the end. Beyond the end, a
+    Slice is empty, but a Gather fails. So only Loops that build a sequence are rewritten: the shape
+    of its elements has to be known.
     """
     report = Report("one_element_slices")
     builder = Builder(model.graph, "ortboost/element")

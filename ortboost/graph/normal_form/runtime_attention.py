@@ -4,7 +4,7 @@ Rules of :mod:`ortboost.graph.normal_form.runtime_operators`, for attention over
 cache of earlier tokens is refused: a training step has none.
 
 Source: ``docs/ContribOperators.md`` of https://github.com/microsoft/onnxruntime, and the results of
-its CPU kernels where that is silent.
+its CPU kernels where the documentation does not say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_OVER = "start from the unoptimized export"
 
 @dataclass(frozen=True)
 class _Mask:
-    """Where attention must not look.
+    """The positions that attention must ignore.
 
     Args:
         keys: Which keys each query may see, in a form of ``mask_index``; none for all.
@@ -49,7 +49,7 @@ def attention(site: Site) -> list[ir.Value | None]:
     if len(node.outputs) > 1 and is_read(node.outputs[1]):
         raise Refusal("its keys and values are read; export the model without a cache")
     if site.integer("do_rotary", 0):
-        raise Refusal(f"it turns queries and keys (do_rotary); {_START_OVER}")
+        raise Refusal(f"it rotates queries and keys (do_rotary); {_START_OVER}")
     projected = site.op("MatMul", site.input(0), site.input(1))
     if site.optional(2) is not None:
         projected = site.op("Add", projected, site.input(2))
@@ -103,7 +103,7 @@ def multi_head_attention(site: Site) -> list[ir.Value | None]:
 
 
 def rotary_embedding(site: Site) -> list[ir.Value]:
-    """Turn pairs of features by angles that grow with the position.
+    """Rotate pairs of features by angles that grow with the position.
 
     With the cosines ``c`` and sines ``s`` of a position, ``(a, b)`` becomes ``(a c - b s,
     b c + a s)``; a pair consists of neighbours if interleaved, else of one feature of each half.
@@ -150,7 +150,7 @@ def rotary_embedding(site: Site) -> list[ir.Value]:
 
 
 def _cut(site: Site, x: ir.Value, turned: int) -> tuple[ir.Value, ir.Value | None]:
-    """The features that are turned, and the others if there are any."""
+    """The features that are rotated, and the others if there are any."""
     if not site.integer("rotary_embedding_dim", 0):
         return x, None
     end, last = site.ints(2**63 - 1), site.ints(-1)
@@ -161,7 +161,7 @@ def _cut(site: Site, x: ir.Value, turned: int) -> tuple[ir.Value, ir.Value | Non
 def _thirds(site: Site) -> tuple[int, int, int]:
     total = site.shape(1)[1]
     if not isinstance(total, int) or total % 3:
-        raise Refusal("the width of its weights is unknown or no multiple of 3")
+        raise Refusal("the width of its weights is unknown or not a multiple of 3")
     return (total // 3,) * 3
 
 
@@ -190,7 +190,7 @@ def _hidden_keys(site: Site, mask: ir.Value, k: ir.Value) -> ir.Value:
     """What is added to the scores: ``mask_filter_value`` where the mask hides a key, else 0.
 
     A mask [batch, keys] or [batch, queries, keys] has a 1 where a key is seen; one of shape [batch]
-    has the number of keys that are.
+    has the number of keys that are seen.
     """
     shape = known_shape(mask)
     if shape is None or len(shape) not in (1, 2, 3):
@@ -223,7 +223,7 @@ def _later_keys(site: Site, q: ir.Value, k: ir.Value) -> ir.Value:
 
 
 def _places(site: Site, x: ir.Value, axis: int) -> ir.Value:
-    """The places 0, 1, ... along an axis."""
+    """The positions 0, 1, ... along an axis."""
     length = site.op("Squeeze", site.shape_of(x, axis, axis + 1))
     return site.op("Range", _int(site, 0), length, _int(site, 1), dtype=ir.DataType.INT64)
 

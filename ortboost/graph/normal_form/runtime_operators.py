@@ -7,7 +7,7 @@ network into operators of com.microsoft, most of which have no gradient. Attenti
 both engines differentiate them.
 
 Source: ``docs/ContribOperators.md`` of https://github.com/microsoft/onnxruntime, and the results of
-its CPU kernels where that is silent.
+its CPU kernels where the document does not say.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ACTIVATIONS: Final = {
 def restore_runtime_domain(model: ir.Model) -> None:
     """Move normalizations that onnxruntime has put into the standard domain into its own, in place.
 
-    There, SimplifiedLayerNormalization never was, and LayerNormalization is only since opset 17.
+    The standard has no SimplifiedLayerNormalization, and LayerNormalization only since opset 17.
     """
     old = model.opset_imports.get("", _LAYER_NORM_SINCE) < _LAYER_NORM_SINCE
     foreign = ("SimplifiedLayerNormalization", *(["LayerNormalization"] if old else []))
@@ -75,7 +75,7 @@ def has_runtime_operators(model: ir.Model) -> bool:
 
 
 def oldest_opset(model: ir.Model) -> int:
-    """The first opset in which all operators of a model that can be written out are."""
+    """The first opset in which all operators of onnxruntime in a model can be written out."""
     blocks = (n.domain == _DOMAIN and n.op_type == "MatMulNBits" for n in model.graph)
     return BLOCKWISE_OPSET if any(blocks) else OLDEST_OPSET
 
@@ -126,7 +126,7 @@ def _skip_layer_norm(site: Site) -> list[ir.Value | None]:
 
 
 def _skip_simplified_layer_norm(site: Site) -> list[ir.Value | None]:
-    """As SkipLayerNormalization, divided by the root mean square, without beta."""
+    """Like SkipLayerNormalization, but divided by the root mean square, and without beta."""
     _refuse_read(site, 1, 2)
     total = _sum(site, 0, 1, 3)
     y, _ = _root_mean_square_norm(site, total, site.input(2), -1, 1e-12)

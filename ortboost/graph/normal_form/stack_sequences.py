@@ -168,7 +168,7 @@ def _joined(reader: ir.Node, stack: ir.Value, shape: tuple[int | str, ...], b: B
     moved = stack if axis == 0 else b.op("Transpose", stack, perm=order)
     if new:
         return moved if axis else b.op("Identity", stack)
-    # Steps and the axis are one: lengths in front of it are copied, those behind are last.
+    # Steps and the axis become one axis; the lengths before and after it are copied.
     sizes = b.op("Shape", moved, dtype=ir.DataType.INT64)
     front, back = (b.ints(0), b.ints(axis)), (b.ints(axis + 2), b.ints(rank + 1))
     parts = [b.op("Slice", sizes, *front), b.ints(-1), b.op("Slice", sizes, *back)]

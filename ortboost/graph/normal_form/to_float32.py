@@ -6,9 +6,9 @@ export, float16 converters, scientific code) is the same network with other roun
     W: float16 -> float32,  x: float16 -> float32,  Cast(to=float16) -> Cast(to=float32)
 
 Each value of the type gets the type float32: inputs, results, weights, constants, and results whose
-type an attribute of the node sets. A constant that float32 cannot hold becomes the nearest number
-that it can, neither an infinity nor 0: the smallest float64 marks masked positions, where a sum of
-two infinities would be NaN; tiny ones guard divisions.
+type an attribute of the node sets. A constant outside the range of float32 becomes the nearest
+number that is neither infinite nor 0: the lowest float64 marks masked positions, where a sum of two
+infinities could be NaN; tiny constants guard divisions.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _convert_attributes(node: ir.Node, types: Collection[ir.DataType]) -> None:
     for name in _TYPE_ATTRIBUTES if not node.domain else ():
         if node.attributes.get_int(name, 0) in types:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
-    # torch's TorchScript exporter writes torch's own number of bfloat16, which is complex128 in
+    # torch's TorchScript exporter writes torch's own code of bfloat16, which is complex128 in
     # ONNX: a type that no Cast can have.
     if is_standard(node, "Cast") and node.attributes.get_int("to", 0) == ir.DataType.COMPLEX128:
         meant = ir.DataType.BFLOAT16
@@ -116,7 +116,7 @@ def _convert_attributes(node: ir.Node, types: Collection[ir.DataType]) -> None:
 
 
 def _bypass_casts(model: ir.Model) -> None:
-    """Let readers of a cast between two types that are one now read its input."""
+    """Let readers of a cast between two types that are now the same read its input."""
     for node in list(model.graph.all_nodes()):
         source = input_at(node, 0)
         if not is_standard(node, "Cast") or source is None or source.dtype is None:

@@ -29,8 +29,8 @@ def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """Replace what reads a sequence, in place, if index and sizes, or its elements, are known.
 
     This includes the bodies of If, Loop and Scan. With ``computed``, also sequences whose parts
-    have one size that is computed when the model runs, for example from the batch. That costs
-    nodes: it is for the end, when everything that can be known is. The rewrite is idempotent.
+    have one size that is computed when the model runs, for example from the batch. That adds
+    nodes: use it last, when no more sizes can be inferred. The rewrite is idempotent.
     """
     report = Report("unpack_sequences")
     builder = Builder(model.graph, "ortboost/sequence")

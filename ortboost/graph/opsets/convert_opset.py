@@ -68,7 +68,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."
     if len(opsets) == 1:
         fix = f"Keep opset {version}."
-    # The converter of onnx drops it: what is detached, and what an exporter left out of a loss.
+    # The converter drops this metadata: what is detached, and what an exporter left out of a loss.
     known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
     lacking = _unknown_operators(model, min(version, target))
     try:
@@ -89,8 +89,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
                 f"The file contains operators that ONNX does not have: {', '.join(foreign)}.",
                 where=f"{source_name(model)}: opset {version}",
                 fix="If the exporter did not know how to write them, use other layers or another "
-                "exporter; if a tool such as onnxruntime's optimizer put them in, take the file "
-                "before that.",
+                "exporter; if a tool such as onnxruntime's optimizer added them, use the "
+                "original file.",
             )
         obstacle = _obstacle(model, version, target, lacking, reasons)
         raise ModelError(
@@ -110,7 +110,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
 
 
 def _convert(model: ir.Model, target: int, hidden: Sequence[ir.Node]) -> list[str]:
-    """Let the libraries convert all nodes but some, in place; why they gave up."""
+    """Let the libraries convert all nodes except ``hidden``, in place; return why they failed."""
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
     with quiet("onnxscript", "onnx_ir"), _logged_reason() as reasons, _out_of_sight(model, hidden):
@@ -124,7 +124,7 @@ def _maps(model: ir.Model) -> list[ir.Node]:
 
 
 def _lower(model: ir.Model, version: int, target: int) -> list[str]:
-    """Convert to an older opset step by step, in place; why the libraries gave up at one.
+    """Convert to an older opset step by step, in place; return why the libraries failed at one.
 
     They convert only what changes its form: they lack adapters for most of the other operators.
     """
@@ -224,7 +224,7 @@ def _operators(model: ir.Model) -> list[str]:
 def _obstacle(
     model: ir.Model, version: int, target: int, lacking: list[str], reasons: list[str]
 ) -> str:
-    """What a conversion that gave up failed at.
+    """What made a conversion fail.
 
     Args:
         model: The model, with what could be expanded expanded.
@@ -235,7 +235,7 @@ def _obstacle(
     """
     old, new = sorted((version, target))
     left = _unknown_operators(model, old)
-    if left:  # those of a definition stand for the operator that it defines
+    if left:  # operators of an expanded definition are reported as the operator that it defines
         return f"added later: {', '.join([op for op in left if op in lacking] or lacking)}"
     used = _operators(model)
     named = [reason for reason in reasons if any(op in reason.split() for op in used)]
@@ -252,7 +252,7 @@ def _logged_reason() -> Iterator[list[str]]:
 
     def take(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None:  # behind the place in the library's source
+        if error is not None:  # the message comes after the location in the library's source
             found.append(first_line(error).rpartition(" failed: ")[2])
         return False
 

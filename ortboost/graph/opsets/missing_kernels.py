@@ -34,7 +34,8 @@ __all__ = [
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8, ir.DataType.UINT16)
 _NEWEST: Final = {
-    # Only by the definition of opset 24, which newer CastLike and others in it break.
+    # Run by inlining its definition of opset 24, which contains operators with newer versions
+    # (CastLike and others): that fails at newer opsets.
     "Swish": 24,
     **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), 21),
     **dict.fromkeys(("Bernoulli", "Multinomial", "GlobalLpPool", "MaxRoiPool", "RoiAlign"), 21),
@@ -97,13 +98,15 @@ def _is_flat(conv: ir.Node) -> bool:
 
 
 def replace_missing_kernels(model: ir.Model) -> None:
-    """Write what has no kernel in another form, in place.
+    """Rewrite nodes without a kernel, in place.
 
-    Comparisons become those of int32, EyeLike one of float32, ``SAME_*`` of a dilated Conv pads.
+    Small integers are compared as int32, EyeLike computes float32, and ``SAME_*`` of a dilated Conv
+    becomes pads.
 
     The dynamo exporter counts rows and columns of an identity matrix in uint8, which onnxruntime
     1.19 cannot compare; the TorchScript exporter writes ``torch.eye(n, dtype=torch.bool)`` as an
-    EyeLike of type bool, and MindSpore's one ``SAME_UPPER``, which no version has.
+    EyeLike of type bool, and MindSpore's exporter writes ``SAME_UPPER``. No version has a
+    kernel for these two.
     """
     builder = Builder(model.graph, "compared")
     for node in list(model.graph.all_nodes()):
@@ -124,7 +127,7 @@ def replace_missing_kernels(model: ir.Model) -> None:
 def sort_for_argmax(site: Site) -> list[ir.Value | None] | None:
     """Find extrema of int64 by TopK, in place; onnxruntime 1.19 has no other kernel.
 
-    CLIP looks for the end of a text so, as the largest token id.
+    CLIP finds the end of a text in this way: its token has the largest ID.
     """
     if site.dtype != ir.DataType.INT64 or site.integer("select_last_index", 0):
         return None
@@ -134,11 +137,11 @@ def sort_for_argmax(site: Site) -> list[ir.Value | None] | None:
     return [index if keep else site.op("Squeeze", index, site.ints(axis))]
 
 
-@rewrites("AveragePool", "MaxPool", what="a pool over the axes that it pools")
+@rewrites("AveragePool", "MaxPool", what="a pool without the axes that it does not change")
 def narrow_pools(site: Site) -> list[ir.Value | None] | None:
-    """Pool over the axes with a kernel alone, in place; onnxruntime pools over three at most.
+    """Leave out axes that a pool does not change, in place; onnxruntime pools over three at most.
 
-    Keras on JAX pools images with a kernel of one element along samples and channels.
+    Keras on JAX pools images also along samples and channels, with a kernel of length 1.
     """
     kernel = site.integers("kernel_shape") or ()
     axes = len(kernel)
@@ -170,7 +173,7 @@ def narrow_pools(site: Site) -> list[ir.Value | None] | None:
 
 
 def _pads_of_dilated(conv: ir.Node) -> None:
-    """Replace ``SAME_*`` by pads, whose number depends on the image size only with a stride."""
+    """Replace ``SAME_*`` by pads; without a stride, they do not depend on the image size."""
     attributes = conv.attributes
     mode, dilations = attributes.get_string("auto_pad"), attributes.get_ints("dilations") or (1,)
     kernel = [dim for dim in (known_shape(conv.inputs[1]) or ())[2:] if isinstance(dim, int)]

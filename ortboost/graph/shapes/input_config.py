@@ -98,7 +98,7 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
     fitted, done = dict(shapes), dict[str, int]()
     where = ", ".join(f"{name} {format_shape(shape)}" for name, shape in shapes.items())
     for key, length in dims.items():
-        # Each round anew: a length replaces its name.
+        # Collected again in each round: a length has replaced a name.
         names = sorted({dim for s in fitted.values() for dim in s if isinstance(dim, str)})
         name, colon, axis = key.rpartition(":")
         if key in names or key in done:

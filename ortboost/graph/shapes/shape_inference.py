@@ -136,7 +136,7 @@ def dimension_names(model: ir.Model, output: ir.Value) -> tuple[str | None, ...]
 
     Exporters may name the dimensions of outputs anew (``out0``), and inference with names loses
     them where lengths are computed. So the shape is inferred twice with numbers: primes, which no
-    rounding to multiples leaves as they are. The model is not changed.
+    rounding to a multiple would leave unchanged. The model is not changed.
 
     Returns:
         One name or ``None`` for each dimension; nothing if the rank cannot be inferred.

@@ -2,8 +2,8 @@
 
 ONNX invents a name for each length that it does not know (``unk__7``): for the length of a
 ``Range(0, n)``, for what a Reshape computes at run time (``[batch, 16, 64] -> [unk__7, 16, 4,
-16]``), and wherever two such names meet. Equal lengths with different names are expensive: the
-gradient needs nodes that compare them at run time and sum what was broadcast.
+16]``), and wherever two such names are combined. Equal lengths with different names are expensive:
+the gradient needs nodes that compare them at run time and sum what was broadcast.
 
 Here a length is called by what it equals:
 
@@ -62,7 +62,7 @@ def name_lengths(model: ir.Model) -> None:
         known = old is not None and not any(dim is None or _is_invented(dim, given) for dim in old)
         if rule is None or not is_standard(node) or known:
             continue
-        if output.type is None:  # behind an operator of a runtime; a file cannot keep its shape
+        if output.type is None:  # of a runtime's own operator: a file cannot store its shape
             continue
         new = rule(node, given)
         if new is None or (old is not None and len(old) != len(new)):

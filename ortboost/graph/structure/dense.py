@@ -1,4 +1,4 @@
-"""Store sparse tensors densely: all that reads a model knows dense ones only."""
+"""Store sparse tensors densely: the rest of ortboost supports only dense ones."""
 
 from __future__ import annotations
 

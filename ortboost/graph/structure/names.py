@@ -68,8 +68,8 @@ def _check_nodes(
     for node in nodes:
         for name in filter(None, node.output):
             if name in made or name in given:
-                # torch's dynamo exporter calls parameters as the module does, and the results of
-                # operators as these: a parameter 't' and the result of x.t() meet.
+                # torch's dynamo exporter names parameters as in the module, and results after their
+                # operators: a parameter 't' and the result of x.t() get the same name.
                 rename = f"Rename the parameter '{name}' of the module, and export it again."
                 raise FileError(
                     f"'{name}' is defined twice.",

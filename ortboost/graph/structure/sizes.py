@@ -90,7 +90,7 @@ def check_constants(
     outer: Mapping[str, onnx.TensorProto] | None = None,
     turns: int = 1,
 ) -> None:
-    """Reject constant sizes and numbers of turns that are too large, and integers divided by 0.
+    """Reject too large constant sizes and numbers of iterations, and integers divided by 0.
 
     Args:
         graph: A graph, whose tensors have passed
@@ -98,7 +98,7 @@ def check_constants(
         where: Name of the model, for errors.
         limits: The limits.
         outer: For a body: the constants around it, by name.
-        turns: For a body: the number of turns of the loops around it.
+        turns: For a body: the number of iterations of the loops around it.
     """
     known = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     # Constants first: the nodes need not be in order.
@@ -122,7 +122,7 @@ def check_constants(
 
 
 def _least_shape(node: onnx.NodeProto, known: _Constants) -> list[int]:
-    """A shape that the output of a node exceeds or has, as far as constants determine it."""
+    """A lower bound of the shape of a node's output, as far as constants determine it."""
     if node.op_type == "Range":
         bounds = [number for name in node.input for number in _scalar(known.get(name))]
         if len(bounds) != 3 or not bounds[2]:
@@ -137,7 +137,7 @@ def _least_shape(node: onnx.NodeProto, known: _Constants) -> list[int]:
 
 
 def _turns(node: onnx.NodeProto, known: _Constants) -> int:
-    """The turns of a Loop with a constant number of them, and a condition that it passes on."""
+    """The iterations of a Loop if their number is constant and the body cannot end it; else 1."""
     body = next(subgraphs(node), None)
     if node.op_type != "Loop" or body is None or len(body.input) < 2 or not body.output:
         return 1
@@ -174,7 +174,7 @@ def _assembled(node: onnx.NodeProto, known: _Constants) -> onnx.TensorProto | No
     if compute and any(part is not None and part.ndim > 1 for part in parts):
         return None
     if compute and len({part.size for part in found} - {1}) > 1:
-        return None  # it does not run
+        return None  # not broadcastable: the node fails at run time
     with np.errstate(over="ignore"):
         sizes = compute(*found) if compute else np.concatenate(found)
     return numpy_helper.from_array(sizes.astype(np.int64))

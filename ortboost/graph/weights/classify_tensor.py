@@ -41,12 +41,12 @@ _BUFFER_NAME = re.compile(
 # A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`, and what a layer of
 # Paddle created, `net_0.w_1`.
 _VARIABLE = re.compile(r".*/ReadVariableOp(_\d+)?:0|\w+_\d+\.[wb]_\d+")
-# What TensorFlow and onnxruntime compute where they fold a BatchNormalization.
+# Names of tensors that TensorFlow and onnxruntime compute when they fold a BatchNormalization.
 _OF_A_NORM = re.compile(
     r".*/(batchnorm/mul|merged_input)(_\d+)?:0|ConvBnFusion_(W|BN_B)_.*"
     r"|.*BatchNormalization_output_\d+_(weight|bias)"  # onnxslim
 )
-# What an exporter names after a computation whose result no gradient trains.
+# Names that exporters give to computed tensors that no gradient trains.
 _FITTED = {
     "tf2onnx": (
         re.compile(r".*/batchnorm/Rsqrt(_\d+)?:0"),
@@ -70,8 +70,8 @@ _MERGED = (
 )
 _NORM_FOLDED = (
     "TensorFlow, onnxruntime or onnxslim folded a BatchNormalization into it, which is no longer "
-    "in the file: to train that, too, export with Keras's torch backend, or take the file before "
-    "it was optimized"
+    "in the file: to train that, too, export with Keras's torch backend, or use the file from "
+    "before it was optimized"
 )
 _SETTING = "a parameter or a buffer of the torch module, at an input without a gradient"
 _MAYBE_LEARNED = "a variable of TensorFlow or Paddle: the file does not say whether it is trained"
@@ -182,7 +182,7 @@ def _by_use(
     single = int(np.prod(shape, dtype=np.int64)) <= 1
     if use.op in ("Max", "Min", "Where") and use.kind == UseKind.PLAIN and _is_filled(value):
         return Verdict("constant", f"the same value everywhere, {use.where}")
-    # An initial state meets a stored matrix, or arithmetic.
+    # An initial state is multiplied by a stored matrix, or used in arithmetic.
     if use.kind <= UseKind.PLAIN and all(use.start or use.kind >= UseKind.PLAIN for use in uses):
         added = any(use.op == "Add" for use in uses)  # a bias may be zero, too
         if COMPUTED in value.meta and _is_zero(value) and not added:

@@ -19,7 +19,7 @@ __all__ = ["integer_range", "is_fake_quantizer", "passes_integers"]
 
 
 def is_fake_quantizer(node: ir.Node) -> bool:
-    """Whether a QuantizeLinear is followed by its inverse alone, with constant settings."""
+    """Whether a QuantizeLinear is followed only by its inverse, with constant settings."""
     if not is_standard(node, "QuantizeLinear") or integer_range(node) is None:
         return False
     clip = _clip(node)
@@ -49,7 +49,7 @@ def _clip(quantizer: ir.Node) -> ir.Node | None:
 
 
 def integer_range(node: ir.Node) -> tuple[int, int] | None:
-    """The least and the greatest integer that a QuantizeLinear gives; ``None`` for other types."""
+    """The least and the greatest output of a QuantizeLinear; ``None`` if not an integer type."""
     zero = input_at(node, 2)
     given = node.attributes.get_int("output_dtype", 0) or int(ir.DataType.UINT8)
     dtype = zero.dtype if zero is not None else ir.DataType(given)

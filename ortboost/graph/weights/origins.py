@@ -225,7 +225,7 @@ def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
 
 def made_by_torch(model: ir.Model) -> bool:
     """Whether one of torch's exporters wrote a file, also if onnxruntime optimized it since."""
-    if model.producer_name == _OPTIMIZER:  # of a file of any exporter
+    if model.producer_name == _OPTIMIZER:  # it optimizes files of any exporter
         made = (out.name or "" for node in model.graph.all_nodes() for out in node.outputs)
         return any(map(_TORCH_NAME.match, (*model.graph.initializers, *made)))
     return model.producer_name == "pytorch"
@@ -331,7 +331,7 @@ def _computed(
 ) -> Origin:
     """The origin of a tensor that the exporter computed from the tensors listed."""
     parameters = tuple(sorted(n for n in listed if signature.get(n) == "PARAMETER"))
-    # If one is in the file no more, the tensor stands for it; else that one is trained.
+    # If one is no longer in the file, the tensor stands for it; otherwise that one is trained.
     if any(parameter in missing for parameter in parameters):
         transposed = len(listed) == 1 and _TRANSPOSED_NAME.fullmatch(name) is not None
         return Origin("folded", parameters, direct=True, transposed=transposed, known=True)

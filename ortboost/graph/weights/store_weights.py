@@ -39,7 +39,7 @@ MOVED = "ortboost.moved"
 POSITIONS = "ortboost.positions"
 """Key in ``Value.meta`` of a tensor that the file computes from integers or conditions."""
 FUNCTIONS = ("Exp", "Sigmoid", "Softplus", "Tanh")
-"""Operators that keep a learned number positive or bounded; a compiler computes those of others.
+"""Operators that keep a learned number positive or bounded; a compiler computes others in advance.
 
 Not Log: it does neither, and positions are computed from the logarithm of a constant."""
 _SUFFIX = "/computed"
@@ -89,7 +89,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
         if arrays is None:
             continue
         source = node.inputs[0]
-        if source is not None and node.op_type == "Identity":  # a copy would be trained apart
+        if source is not None and node.op_type == "Identity":  # a copy would be trained separately
             ir.convenience.replace_all_uses_with(node.outputs[0], source)
             model.graph.remove(node, safe=True)
             continue
@@ -104,7 +104,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
             }
     if report.modified:
         remove_unused_nodes(model)
-    # Those left over: others were only steps on the way to them.
+    # Only tensors that are left: the others were intermediate results.
     left = model.graph.initializers
     report.changed = {name: what for name, what in report.changed.items() if name in left}
     report.notes += _about_made([name for name in made if name in left], sorted({*made.values()}))

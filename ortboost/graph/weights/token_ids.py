@@ -23,7 +23,8 @@ _SHAPES = ("Shape", "Size")
 def token_inputs(model: ir.Model) -> dict[str, int]:
     """Input to the number of rows of the smallest ``nn.Embedding`` that its values select.
 
-    Not an input that the model compares or computes with: then negative values may mean something.
+    An input with another use is left out, except for a comparison with a padding token: its
+    negative values may have a meaning.
     """
     if not made_by_torch(model):
         return {}

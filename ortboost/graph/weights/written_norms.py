@@ -40,7 +40,7 @@ def statistic(value: ir.Value) -> str | None:
 
 
 def _uses(value: ir.Value, through: tuple[str, ...]) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes that read a value, behind these operators."""
+    """The nodes that read a value, directly or through these operators."""
     pending = [value]
     while pending:
         for usage in pending.pop().uses():

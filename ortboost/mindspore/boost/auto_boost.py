@@ -41,7 +41,8 @@ class AutoBoost:
     dictionary or a JSON file configures details, see :mod:`ortboost.program.boost_config`.
 
     Unlike in MindSpore, instances do not share a configuration, the tables of the levels are never
-    modified, unknown or out-of-range values are errors, and settings without effect are warned of.
+    modified, unknown or out-of-range values are errors, and settings without effect cause a
+    warning.
 
     Args:
         level: ``O0``, ``O1`` or ``O2``.

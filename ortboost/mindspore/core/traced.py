@@ -50,7 +50,7 @@ def _refusing(name: str) -> Any:
     return refuse
 
 
-# Python looks operators up in the class, past __getattr__.
+# Python looks operators up in the class, without __getattr__.
 for _name in (*_ONE_SIDED.split(), *_TWO_SIDED.split(), *(f"r{n}" for n in _TWO_SIDED.split())):
     setattr(Traced, f"__{_name}__", _refusing(_name))
 Traced.__hash__ = object.__hash__  # type: ignore[method-assign]  # removed by __eq__

@@ -61,7 +61,7 @@ class LossBase(Cell):
         self.reduction = reduction
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
-        """The configuration in a program; with a shape of labels that the output does not give."""
+        """The configuration in a program; give ``label_shape`` if it is not that of the output."""
         return LossConfig(
             name=self.kind,
             reduction=self.reduction,

@@ -187,7 +187,7 @@ class Optimizer(Cell):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        # A Rate is shared: set_data changes that of all who have it.
+        # A Rate is shared: set_data changes it for all optimizers that have it.
         shared = isinstance(value, Rate)
         self._learning_rate = value if shared else check_rate(type(self).__name__, value)
 

@@ -107,10 +107,10 @@ def elementwise_chains(graph: ir.Graph) -> list[Chain]:
 
 
 def recompute_inputs(chains: list[Chain], builder: Builder) -> None:
-    """Let chains of a graph compute again what they read of each other, if they then read less.
+    """Let chains recompute values that they read from others, if they then read fewer tensors.
 
-    Not if that would read a state a second time, when it may have been written already. Nodes whose
-    results nobody reads any more are removed.
+    A chain is left alone if it would then read a state, which may already have been written. Nodes
+    whose results are no longer read are removed.
     """
     home = {id(value): chain for chain in chains for value in chain.computed}
     for chain in chains:

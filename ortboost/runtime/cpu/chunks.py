@@ -52,8 +52,8 @@ def chunked_chains(
 ) -> bool:
     """Move chains of elementwise operators over large tensors into Scans; True if there was one.
 
-    ``states`` are outputs that may get another shape with as many elements. Without a number of
-    intra-op threads, it is that of the processors.
+    ``states`` are outputs that may get another shape with as many elements. ``threads``
+    is the number of intra-op threads, by default the number of processors.
     """
     # The runtime divides each operator among its threads.
     wished = _PART * (threads or available_cores())

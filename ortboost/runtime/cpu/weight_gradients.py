@@ -62,7 +62,7 @@ class _Taps:
 def weight_gradients(model: ir.Model, threads: int | None = None) -> bool:
     """Sum weight gradients of convolutions with stride 1 over the images; True if there was one.
 
-    Without a number of intra-op threads, it is that of the processors.
+    ``threads`` is the number of intra-op threads, by default the number of processors.
     """
     least = _POSITIONS * (threads or available_cores())
     batches = {(known_shape(value) or (None,))[0] for value in model.graph.inputs} - {None}

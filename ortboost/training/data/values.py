@@ -77,7 +77,7 @@ def value_fault(spec: InputLike, key: str, array: Array, *, finite: bool = True)
 
 
 def _stray_fault(key: str, array: Array, want: np.dtype[Any]) -> _Fault | None:
-    """The same for the first NaN, or value beyond the range of the types."""
+    """The fault of the first NaN or value beyond the range of the types."""
     have = array.dtype
     largest = min(_largest(dtype) for dtype in (have, want) if is_float(dtype))
 
@@ -105,7 +105,7 @@ def _stray_fault(key: str, array: Array, want: np.dtype[Any]) -> _Fault | None:
 
 
 def _whole_fault(spec: InputLike, key: str, array: Array) -> _Fault | None:
-    """The same for an input of integers."""
+    """The fault of the first value that an input of integers cannot hold."""
     have, want = array.dtype, spec.dtype
     if is_float(have) and _first_row(array, lambda p: p != np.floor(p)) is not None:
         return (
@@ -152,7 +152,7 @@ def _first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
 
 
 def _label_fault(spec: InputLike, key: str, array: Array) -> _Fault | None:
-    """The same for the first label that is not a class, or not a probability."""
+    """The fault of the first label that is not a class, or not a probability."""
     if getattr(spec, "probabilities", False) and not are_pixels(array, spec.dtype):
         return _probability_fault(key, array)
     first_invalid_class = getattr(spec, "first_invalid_class", None)

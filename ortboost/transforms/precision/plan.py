@@ -84,7 +84,8 @@ class PrecisionPlan:
             if not (form.reads or form.writes or form.reason):
                 self.of[id(node)] = NodePrecision(node, form, "fp32", "")  # already low precision
                 continue
-            # `all` is about the nodes of the model; those added by ortboost go by operator.
+            # The policy `all` is for nodes of the model; those added by ortboost are classified by
+            # operator.
             policy = self.config.policy if not is_ours(node) else "autocast"
             choice, reason = classify(node.op_type, policy, self.config.keep_batchnorm)
             if choice == "free" and _is_summed_square(node):
@@ -99,7 +100,7 @@ class PrecisionPlan:
                     where=f"--force-low, {node.op_type} '{node.name}'",
                     fix="Leave it out of --force-low.",
                 )
-            # Looked at last, since it reads constants. A request takes such a loss.
+            # Checked last, since it reads constants; a node in --force-low accepts such a loss.
             if obstacle is None and id(node) not in forced and choice != "fp32":
                 obstacle = self._misfit(node, form)
             if id(node) in kept:
@@ -135,7 +136,7 @@ class PrecisionPlan:
         if lost is not None:
             return f"its constant {lost} does not fit {self.config.compute}"
         if is_standard(node, "Div") and self._is_kept_from_zero(node.inputs[1]):
-            return f"its divisor is kept from 0 by less than {self.config.compute} holds"
+            return f"the constant that keeps its divisor from 0 is lost in {self.config.compute}"
         for name in [v.name or "" for v in (*node.inputs, *node.outputs) if v is not None]:
             if (size := self.ranges.get(name, 0.0)) > largest(self.low):
                 return f"'{name}' was measured up to {size:.4g}"
@@ -151,7 +152,7 @@ class PrecisionPlan:
         return None
 
     def _is_kept_from_zero(self, value: ir.Value | None) -> bool:
-        """Whether a value is bounded by a constant that low precision loses: `x + 1e-15`."""
+        """Whether only a constant that low precision loses keeps a value from 0: `x + 1e-15`."""
         producer = producer_of(source_before(value, *_KEEP_ZERO))
         entry = self.of.get(id(producer))
         return entry is not None and self._lost_constant(entry.node, entry.form) is not None

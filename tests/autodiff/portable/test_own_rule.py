@@ -34,10 +34,10 @@ def refuse(b):
 @pytest.mark.parametrize(
     ("rule", "what"),
     [
-        (lambda b: b.gradient(), "returns no list, but a Value"),
+        (lambda b: b.gradient(), "returns a Value, not a list"),
         (lambda b: [b.gradient()] * 2, "returns 2 gradients for 1 input"),
         (lambda b: [], "returns 0 gradients for 1 input"),
-        (lambda b: [1.0], "returns no tensor for input 0, but a float"),
+        (lambda b: [1.0], "returns a float, not a tensor, for input 0"),
         (lambda b: [b.cast(b.gradient(), DOUBLE)], "DOUBLE for input 0, which is FLOAT"),
         (lambda b: [b.op("ReduceSum", b.gradient())], r"\[1, 1\] for input 0 of shape \[N, 5\]"),
         (lambda b: [b.op("ReduceMean", b.gradient(), b.ints(1))], r"shape \[N, 1\]"),

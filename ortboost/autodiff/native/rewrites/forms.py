@@ -202,7 +202,8 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
 def _cast(site: Site) -> list[ir.Value | None] | None:
     """Replace a Cast that changes nothing; Keras on torch writes many.
 
-    The builder fails where a node reads two of a value: ``Argument mismatch when removing edge``.
+    The builder fails if a node reads one value through two such casts: ``Argument mismatch when
+    removing edge``.
     """
     if site.input(0).dtype != site.integer("to", 0):
         return None
@@ -242,7 +243,7 @@ _FORMS: dict[str, tuple[Rule, str]] = {
     "Clip": (_clip, "lower bound of 0 written as a Relu, whose gradient is 0 there"),
     "Conv": (_conv, "1-d in groups: written as 2-d"),
     "Cos": (_scalar, "scalar: computed as a vector of one element"),
-    "DequantizeLinear": (_fake_quantization, "computed in floats, which its optimizer leaves"),
+    "DequantizeLinear": (_fake_quantization, "computed in floats: the builder fails on quantizers"),
     "Erf": (_scalar, "scalar: computed as a vector of one element"),
     "Gelu": (_gelu, "tanh form, written out"),
     "Gemm": (_gemm, "scalar C turned into a vector"),

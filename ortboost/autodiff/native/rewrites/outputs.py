@@ -44,8 +44,8 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     single = set(normalized) == {1}
     if plain and not (read or single) and bias is not None and len(site.node.outputs) == 3:
         return None
-    # Its gradient kernel takes scale and bias in the normalized shape alone, nothing for the
-    # statistics, and more than one element.
+    # Its gradient kernel requires scale and bias of the normalized shape and more than one element,
+    # and takes no gradients of the statistics.
     if read or single or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:

@@ -53,7 +53,7 @@ def unsupported(node: ir.Node) -> str | None:
     if any(isinstance(dims[-1], int) and dims[-1] != sizes[2] for dims in states if dims):
         return (
             "its initial states have another length than its outputs, and onnxruntime does not run "
-            "it: torch's exporter writes an LSTM with proj_size so, which ONNX does not have"
+            "it: torch's exporter writes an LSTM with proj_size this way, which ONNX does not have"
         )
     if node.attributes.get_int("layout", 0):
         return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"

@@ -69,7 +69,7 @@ def shrink(b: Backward, g: Term, x: Term, y: Term) -> Term:
 def clip(b: Backward) -> Gradients:
     """`y = min(max(x, low), high)`: `gx = g [low < y < high]`.
 
-    0 at the bounds, as of `relu6` and `hardtanh` in every version of PyTorch, and of `clamp` since
+    0 at the bounds, as for `relu6` and `hardtanh` in all versions of PyTorch, and for `clamp` since
     2.14. A bound gets the sum of `g` over the elements that it replaces, or equals.
     """
     g, x, y, low, high = b.gradient(), b.input(0), b.output(), b.optional(1), b.optional(2)

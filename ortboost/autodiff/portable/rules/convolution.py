@@ -92,9 +92,9 @@ def _image_gradient(
     0.9 there on two threads: only the convolution uses all threads. With 24 depthwise channels,
     16x16: 0.34 and 0.35 on one thread, 0.18 and 0.34 on two.
 
-    With more output than input channels, relative to the transposed convolution, in 1.31 (1.19
-    alike), 3x3: 0.61 from 128 to 64 channels of 64x64, 0.85 from 512 to 256 of 16x16, 0.66 from 64
-    to 32 of 8x8, 1.0 from 96 to 24 of 28x28, 1.3 from 256 to 20, 1.7 from 64 to 8.
+    With more output than input channels, the time relative to the transposed convolution, in 1.31
+    (1.19 is similar), 3x3: 0.61 from 128 to 64 channels of 64x64, 0.85 from 512 to 256 of 16x16,
+    0.66 from 64 to 32 of 8x8, 1.0 from 96 to 24 of 28x28, 1.3 from 256 to 20, 1.7 from 64 to 8.
     """
     shape = known_shape(w) or (None,)
     outputs, inputs = shape[0], (known_shape(x) or (None, None))[1]

@@ -51,7 +51,7 @@ def batch_norm(b: Backward) -> Gradients:
         nodes = ancestors([mean, variance])
         sources = [mean, variance, *(v for node in nodes for v in node.inputs if v is not None)]
         if {value.name for value in sources} & b.active:
-            # their gradient would be lost without a word
+            # their gradient would be lost silently
             raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
     # The statistics get no gradient of their own: that of the data contains it.
     grads: list[ir.Value | None] = [None] * 5

@@ -90,7 +90,7 @@ def _start(b: Backward, k: int, size: Size, step: int, starts: np.ndarray | None
         start = int(starts.reshape(-1)[k])
         if isinstance(size, int):
             start = start + size if start < 0 else start
-            # Backwards, the largest start is the last element; forwards, one behind it.
+            # Backwards, the largest start is the last element; forwards, one past it.
             return min(max(start, 0), size if step > 0 else max(size - 1, 0))
         if start >= 0 and step > 0:
             return b.op("Min", b.ints(start), size) if start else 0

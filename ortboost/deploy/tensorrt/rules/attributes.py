@@ -75,7 +75,7 @@ def extra_values(context: Context) -> Iterator[Finding]:
                 if output.name and is_read(output):
                     yield error(
                         node,
-                        f"Only the first output is supported, and '{output.name}' is used.",
+                        f"Only the first output is supported, but '{output.name}' is used.",
                         "Compute what is needed of it with other operators.",
                     )
         for name in known.named("no-input"):
@@ -83,14 +83,14 @@ def extra_values(context: Context) -> Iterator[Finding]:
             if given is not None:
                 yield error(
                     node,
-                    f"The input '{name}' is not supported, and '{given.name}' is given.",
+                    f"The input '{name}' is not supported, but '{given.name}' is given.",
                     "Export without it.",
                 )
         for name in known.named("int64"):
             given = context.given(node, name)
             if given is not None and given.dtype not in (None, ir.DataType.INT64):
                 yield error(
-                    node, f"The input '{name}' must be INT64, and is {given.dtype}.", "Cast it."
+                    node, f"The input '{name}' must be INT64, but is {given.dtype}.", "Cast it."
                 )
 
 
@@ -103,7 +103,7 @@ def top_k(context: Context) -> Iterator[Finding]:
             if stored is not None and stored.size and int(stored.max()) >= int(limit):
                 yield error(
                     node,
-                    f"K is {int(stored.max())}, and must be below {limit}.",
+                    f"K is {int(stored.max())}, but must be below {limit}.",
                     "Use a smaller K, or sort in parts.",
                 )
 

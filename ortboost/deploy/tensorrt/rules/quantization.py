@@ -29,12 +29,12 @@ def zero_points(context: Context) -> Iterator[Finding]:
         if stored is None:
             if context.constness(point) == "computed":
                 yield error(
-                    node, "Its zero point is computed, and must be the constant 0.", _SYMMETRIC
+                    node, "Its zero point is computed, but must be the constant 0.", _SYMMETRIC
                 )
         elif np.any(stored.astype(np.float32)):
             yield error(
                 node,
-                f"Its zero point is {int(stored.astype(np.int64).ravel()[0])}, and must be 0.",
+                f"Its zero point is {int(stored.astype(np.int64).ravel()[0])}, but must be 0.",
                 _SYMMETRIC,
             )
 

@@ -27,7 +27,7 @@ def constants(context: Context) -> Iterator[Finding]:
             folds = verdict == "folds"
             yield error(
                 node,
-                f"The input '{name}' must be a constant, and "
+                f"The input '{name}' must be a constant, but "
                 + (
                     "is computed from constants."
                     if folds

@@ -132,7 +132,7 @@ def operator_types(context: Context) -> Iterator[Finding]:
         found = warn if whole else error  # for integers the table is known to be outdated
         yield found(
             node,
-            f"'{value.name}' is {name}, and the operator supports {', '.join(known.types)}.",
+            f"'{value.name}' is {name}, but the operator supports {', '.join(known.types)}.",
             "Leave biases in FLOAT: ortboost export --precision int8 --target tensorrt does."
             if node.op_type == "DequantizeLinear"
             else "Insert a Cast before and after.",
