@@ -111,8 +111,8 @@ def check_perplexity(metrics: Sequence[str | Metric], loss: LossConfig) -> None:
     wrong = loss.reduction == "sum" or loss.name in ("mse", "l1", "huber")
     if wrong and any(get_metric(metric).name == "perplexity" for metric in metrics):
         raise UsageError(
-            "The perplexity is the exponential of a mean cross entropy, but the loss of this "
-            "program is none.",
+            "The perplexity is the exponential of a mean cross entropy, which is not the loss of "
+            "this program.",
             where=f"metric 'perplexity', loss '{loss.name}', reduction '{loss.reduction}'",
             fix="Leave the metric out: the loss itself is reported.",
         )
