@@ -122,7 +122,8 @@ def train(
             unless they need parts of ``Model``.
         progress: How to show progress: ``auto`` is a bar in terminals and notebooks, elsewhere only
             warnings; ``bar``, ``plain`` or ``off`` as on the command line; ``None`` for nothing.
-        config: Settings of the trainer; those determined by the program are filled in.
+        config: Settings of the trainer. The learning rate is that of the program if it has none;
+            labels, output and loss scale are always those of the program.
         exchange_dtype: Type of exchanged gradients: ``float32``, ``float16`` or ``bfloat16``.
         check_sync: Compare the parameters of all processes every this many steps; 0 for never.
         segments: Number of segments that the backward pass is cut into, so that the gradients of
@@ -217,7 +218,14 @@ def train(
                 progress=shown if first else None,
                 program=program.fingerprint,
                 plot=folder / PLOT if first else None,
-                about=_about(folder, stepper, settled, batch_size, size, learning_rate),
+                about=_about(
+                    folder,
+                    stepper,
+                    settled,
+                    batch_size,
+                    size,
+                    base.learning_rate if learning_rate is None else learning_rate,
+                ),
                 launch=launch(),
                 signals=SignalGuard
                 if stepper.shared is None
@@ -250,7 +258,7 @@ def _about(
     settled: TrainConfig,
     batch_size: int,
     processes: int,
-    learning_rate: str | float | None,
+    learning_rate: object,
 ) -> dict[str, Any]:
     """The metadata of a run, for the log and the callbacks."""
     program, config = stepper.program, stepper.program.config
@@ -261,7 +269,7 @@ def _about(
         "engine": program.engine,
         "loss": config.loss.name,
         "optimizer": config.optimizer.name,
-        "learning_rate": str(config.learning_rate) if learning_rate is None else learning_rate,
+        "learning_rate": str(config.learning_rate if learning_rate is None else learning_rate),
         "boosts": ", ".join(boosts),
         "loss_scale": config.scaler.name if config.scaler else "off",
         "fingerprint": program.fingerprint,

@@ -62,7 +62,9 @@ def settle(
     settings: Mapping[str, Any],
 ) -> TrainConfig:
     """Add the settings that the program determines; ``steps`` are those of an epoch, if known."""
-    loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
+    loss, chosen = program.config.loss, tuple(base.metrics)
+    if "metrics" not in settings and chosen == TrainConfig().metrics:  # nothing was asked for
+        chosen = ()
     check_perplexity(chosen, loss)
     for metric in map(get_metric, chosen):
         if metric.labels == "classes" and not loss.has_classes:
@@ -86,7 +88,9 @@ def settle(
                 fix="Use accuracy or f1.",
             )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
-    rates = schedules(program.config, learning_rate, total)
+    rates = base.learning_rate
+    if learning_rate is not None or rates is None:
+        rates = schedules(program.config, learning_rate, total)
     for schedule in rates.values() if isinstance(rates, Mapping) else [rates]:
         if isinstance(schedule, LinearWarmup) and total is not None and schedule.steps >= total:
             _log.warning(
