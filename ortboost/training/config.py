@@ -32,8 +32,8 @@ class TrainConfig(Configuration):
         max_steps: Stop after this many steps (batches, including skipped ones); None for no limit.
         learning_rate: One schedule for all groups, or a mapping from learning-rate input
             (``learning_rate``, ``learning_rate/head``) to schedule; a group without an entry uses
-            that of ``learning_rate``. Schedules count applied updates. None for the constant 0.01, or
-            in :func:`ortboost.train` for that of the program.
+            that of ``learning_rate``. Schedules count applied updates. None for the constant 0.01,
+            or in :func:`ortboost.train` for that of the program.
         seed: Seed of the run; the seeds of the steps (dropout) are derived from it.
         prefetch: Number of batches to read ahead in threads; 0 disables prefetching.
         workers: Number of reader threads; by default one, or one per core where images are

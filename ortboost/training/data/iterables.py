@@ -164,7 +164,8 @@ class IterableSource(Epochs):
             raise UsageError(
                 f"A batch has no array for the input '{missing[0]}'.",
                 where=f"{where}: {found}",
-                fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
+                fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}; for "
+                f"another name, --map {missing[0]}=NAME.",
             )
         batch: Batch = {}
         for spec, part in zip(self._inputs, parts, strict=True):
