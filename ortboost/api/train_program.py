@@ -196,7 +196,7 @@ def train(
         source, held_out = _held_out(source, validation, val_split, read, pixels)
         # What program and data determine: schedules, metrics, the goal of the best model.
         settled = settle(base, program, source.steps_per_epoch, learning_rate, settings)
-        warn_of_single_samples(program, source)
+        warn_of_single_samples(program, source, size)
         if tensorboard is not None and first:
             listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         # Only from here on is the folder locked, by the process that writes.

@@ -40,8 +40,8 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.program.split import cut_exchanges, split_program
 from tests.support import (
-    MODELS,
     ENGINES,
+    MODELS,
     ROOT,
     assert_same_bits,
     assert_three_lines,

@@ -113,14 +113,20 @@ def _batch_source(
         data = StreamBatches(data, batch_size, inputs, mapping, order["drop_last"])
         return IterableSource(data, inputs, part, what=what)
     if hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
+        if not isinstance(data, Source):
+            raise UsageError(
+                "A custom source lacks a method.",
+                where=f"data: {type(data).__name__}",
+                fix="It needs epoch(epoch, start), steps_per_epoch and fingerprint(), see "
+                "ortboost.training.Source.",
+            )
         if part[1] > 1:
             raise UsageError(
                 "A custom source cannot be divided among processes.",
                 where=f"data: {type(data).__name__}",
                 fix="Pass a file, arrays or an iterable of batches.",
             )
-        source: Source = data
-        return source
+        return data
     if is_transformed(data) or gives_samples(data):
         return SampleSource(data, inputs, batch_size, mapping=mapping, what=what, **order)
     return IterableSource(data, inputs, part, mapping=mapping, what=what)
