@@ -98,7 +98,7 @@ def train(
             columns such as a pandas DataFrame (see
             :func:`ortboost.training.data.given.given_arrays`), an iterable of batches, or a source.
         validation: Validation data in the same forms; the best model by accuracy (or loss) is kept.
-        batch_size: Samples per step, over all processes.
+        batch_size: Samples per step, over all processes; batches (a ``DataLoader``) keep their own.
         learning_rate: A number, or a schedule as text; that of the program if not given.
         resume: Continue from the newest checkpoint.
         mapping: Input name to the key of its array, if the names differ.
@@ -223,7 +223,7 @@ def train(
                     folder,
                     stepper,
                     settled,
-                    batch_size,
+                    getattr(source, "batch_size", None),  # of batches, their own
                     size,
                     base.learning_rate if learning_rate is None else learning_rate,
                 ),
@@ -257,7 +257,7 @@ def _about(
     folder: Path,
     stepper: Stepper,
     settled: TrainConfig,
-    batch_size: int,
+    batch_size: int | None,
     processes: int,
     learning_rate: object,
 ) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _about(
         "boosts": ", ".join(boosts),
         "loss_scale": config.scaler.name if config.scaler else "off",
         "fingerprint": program.fingerprint,
-        "batch_size": batch_size,
+        **({} if batch_size is None else {"batch_size": batch_size}),
         "epochs": settled.epochs,
         "seed": settled.seed,
         "device": stepper.device,

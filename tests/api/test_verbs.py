@@ -688,3 +688,16 @@ def test_the_schedule_and_the_metrics_of_a_configuration_count(tmp_path):
     api.train(folder, data, config=config, learning_rate=0.1, overwrite=True, batch_size=8, **CPU)
     (step,) = [e for e in read_log(folder / "log.jsonl") if e["event"] == "step"]
     assert step["learning_rate"]["learning_rate"] == 0.1
+
+
+@pytest.mark.parametrize("size", [4, None])
+def test_the_log_has_the_batch_size_of_batches_not_the_default(tmp_path, size):
+    class Loader(list):
+        batch_size = size
+
+    folder = converted(tmp_path / "run", small_mlp())
+    data = Loader([{"x": np.ones((4, 4), np.float32), "labels": np.arange(4) % 3}])
+    api.train(folder, data, **CPU)
+    about = next(e["about"] for e in read_log(folder / "log.jsonl") if "about" in e)
+    assert about.get("batch_size") == size
+    assert len(api.runs(folder)) == 1

@@ -153,7 +153,7 @@ class _DatasetArray(LazyArray):
                 where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to "
                 f"{rows.max()}",
                 fix="Pad or crop them to one shape, and fill or drop rows without a value (map, "
-                "filter).",
+                "filter); or give a DataLoader whose collate_fn pads them.",
             )
         return found
 

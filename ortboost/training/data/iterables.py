@@ -103,6 +103,8 @@ class IterableSource(Epochs):
         what: str = "data",
     ) -> None:
         super().__init__(data, what)
+        size = getattr(data, "batch_size", None)
+        self.batch_size = size if isinstance(size, int) else None  # that of the data, if they say
         self._part = part
         for name in mapping or ():
             known = [spec.name for spec in inputs]
