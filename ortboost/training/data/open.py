@@ -69,17 +69,12 @@ def open_source(
         UsageError: Arrays or arguments do not fit.
     """
     arrays: Mapping[str, NDArray[Any]] | None
-    table: Table | None = None
-    data, path = chosen_split(data, split), None
+    data = chosen_split(data, split)
     if hasattr(data, "collect") and hasattr(data, "collect_schema"):
         data = data.collect()  # a LazyFrame of polars
     order: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "part": part}
-    if isinstance(data, (str, os.PathLike)):
-        path, table = str(data), find_table(data, split)
-    elif is_dataset(data) and not is_transformed(data):
-        table = DatasetTable(data, images, augment)
-    elif is_frame(data):
-        table = FrameTable(data)
+    path = str(data) if isinstance(data, (str, os.PathLike)) else None
+    table = _table_of(data, split, images, augment)
     if table is not None:
         arrays = table.arrays(inputs, mapping)
     elif path is not None:
@@ -97,6 +92,17 @@ def open_source(
     return ArraySource(
         bound, batch_size, inputs=inputs, augment=augment is not None, columns=columns, **order
     )
+
+
+def _table_of(
+    data: Any, split: str, images: ImageConfig | None, augment: AugmentConfig | None
+) -> Table | None:
+    """The data as a table of columns, if they are one."""
+    if isinstance(data, (str, os.PathLike)):
+        return find_table(data, split)
+    if is_dataset(data) and not is_transformed(data):
+        return DatasetTable(data, images, augment)
+    return FrameTable(data) if is_frame(data) else None
 
 
 def _batch_source(
