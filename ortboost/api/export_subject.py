@@ -39,6 +39,7 @@ from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training.data import batch_axes, open_source, static_batch
+from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.label_rule import LabelRule
@@ -326,6 +327,7 @@ def collect(
             data, inputs, split, fixed or batch_size, mapping, images=subject.images
         )
         check_scale(subject.trained, source)
+        check_columns(subject.trained, source)
         return read_batches(source)
 
     notes: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from ortboost.api.inspect_model import op_name
 from ortboost.core.arguments import checked
 from ortboost.core.errors import require_known
 from ortboost.core.field_types import Range, write_config
+from ortboost.core.shown import Shown
 from ortboost.deploy.bench import model_bytes
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.cost import count_cost
@@ -103,8 +104,8 @@ class Change:
         return cls(before, after, after - before, after / before if before else None)
 
 
-@dataclass(frozen=True)
-class PairDescription:
+@dataclass(frozen=True, repr=False)
+class PairDescription(Shown):
     """Two models side by side.
 
     Args:
@@ -132,6 +133,14 @@ class PairDescription:
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     interface: tuple[str, ...]
+
+    def _facts(self) -> dict[str, object]:
+        sizes = {
+            name: f"{size.path}, {size.nodes} nodes, {size.weight_bytes:,} bytes of weights"
+            for name, size in (("before", self.before), ("after", self.after))
+        }
+        only = len(self.only_before), len(self.only_after)
+        return {**sizes, "weights of one only": only, "interface": "; ".join(self.interface)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

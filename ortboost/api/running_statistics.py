@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ortboost.program.program import Program
 from ortboost.runtime.update_bn import BatchStatistics
 from ortboost.training.data import open_source, static_batch
+from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.pixel_scale import check_scale
 
@@ -56,5 +57,6 @@ def updated_bn(
         images=images,
     )
     check_scale(trained or {}, source)
+    check_columns(trained or {}, source)
     found: dict[str, NDArray[np.generic]] = statistics.over(source.epoch(0), state)
     return {**state, **found}

@@ -44,6 +44,7 @@ from ortboost.training import (
     as_callbacks,
 )
 from ortboost.training.data import ArraySource, open_source, static_batch
+from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_augment
 from ortboost.training.data.pixel_scale import check_scale
 from ortboost.training.progress import Mode, make_progress, session_progress
@@ -97,7 +98,7 @@ def train(
             columns such as a pandas DataFrame (see
             :func:`ortboost.training.data.given.given_arrays`), an iterable of batches, or a source.
         validation: Validation data in the same forms; the best model by accuracy (or loss) is kept.
-        batch_size: Samples per step, over all processes.
+        batch_size: Samples per step, over all processes; batches (a ``DataLoader``) keep their own.
         learning_rate: A number, or a schedule as text; that of the program if not given.
         resume: Continue from the newest checkpoint.
         mapping: Input name to the key of its array, if the names differ.
@@ -122,7 +123,8 @@ def train(
             unless they need parts of ``Model``.
         progress: How to show progress: ``auto`` is a bar in terminals and notebooks, elsewhere only
             warnings; ``bar``, ``plain`` or ``off`` as on the command line; ``None`` for nothing.
-        config: Settings of the trainer; those determined by the program are filled in.
+        config: Settings of the trainer. The learning rate is that of the program if it has none;
+            labels, output and loss scale are always those of the program.
         exchange_dtype: Type of exchanged gradients: ``float32``, ``float16`` or ``bfloat16``.
         check_sync: Compare the parameters of all processes every this many steps; 0 for never.
         segments: Number of segments that the backward pass is cut into, so that the gradients of
@@ -194,7 +196,7 @@ def train(
         source, held_out = _held_out(source, validation, val_split, read, pixels)
         # What program and data determine: schedules, metrics, the goal of the best model.
         settled = settle(base, program, source.steps_per_epoch, learning_rate, settings)
-        warn_of_single_samples(program, source)
+        warn_of_single_samples(program, source, size)
         if tensorboard is not None and first:
             listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         # Only from here on is the folder locked, by the process that writes.
@@ -217,7 +219,14 @@ def train(
                 progress=shown if first else None,
                 program=program.fingerprint,
                 plot=folder / PLOT if first else None,
-                about=_about(folder, stepper, settled, batch_size, size, learning_rate),
+                about=_about(
+                    folder,
+                    stepper,
+                    settled,
+                    getattr(source, "batch_size", None),  # of batches, their own
+                    size,
+                    base.learning_rate if learning_rate is None else learning_rate,
+                ),
                 launch=launch(),
                 signals=SignalGuard
                 if stepper.shared is None
@@ -248,9 +257,9 @@ def _about(
     folder: Path,
     stepper: Stepper,
     settled: TrainConfig,
-    batch_size: int,
+    batch_size: int | None,
     processes: int,
-    learning_rate: str | float | None,
+    learning_rate: object,
 ) -> dict[str, Any]:
     """The metadata of a run, for the log and the callbacks."""
     program, config = stepper.program, stepper.program.config
@@ -261,11 +270,11 @@ def _about(
         "engine": program.engine,
         "loss": config.loss.name,
         "optimizer": config.optimizer.name,
-        "learning_rate": str(config.learning_rate) if learning_rate is None else learning_rate,
+        "learning_rate": str(config.learning_rate if learning_rate is None else learning_rate),
         "boosts": ", ".join(boosts),
         "loss_scale": config.scaler.name if config.scaler else "off",
         "fingerprint": program.fingerprint,
-        "batch_size": batch_size,
+        **({} if batch_size is None else {"batch_size": batch_size}),
         "epochs": settled.epochs,
         "seed": settled.seed,
         "device": stepper.device,
@@ -285,6 +294,7 @@ def _held_out(
         images = source.images if isinstance(source, ArraySource) else images
         held_out = read(validation, split="test", what="validation data", images=images)
         check_scale(source.fingerprint(), held_out, "validation data")
+        check_columns(source.fingerprint(), held_out, "validation data")
         return source, held_out
     if share is None:
         return source, None

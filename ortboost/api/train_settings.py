@@ -62,7 +62,9 @@ def settle(
     settings: Mapping[str, Any],
 ) -> TrainConfig:
     """Add the settings that the program determines; ``steps`` are those of an epoch, if known."""
-    loss, chosen = program.config.loss, tuple(settings.get("metrics") or ())
+    loss, chosen = program.config.loss, tuple(base.metrics)
+    if "metrics" not in settings and chosen == TrainConfig().metrics:  # nothing was asked for
+        chosen = ()
     check_perplexity(chosen, loss)
     for metric in map(get_metric, chosen):
         if metric.labels == "classes" and not loss.has_classes:
@@ -86,7 +88,9 @@ def settle(
                 fix="Use accuracy or f1.",
             )
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
-    rates = schedules(program.config, learning_rate, total)
+    rates = base.learning_rate
+    if learning_rate is not None or rates is None:
+        rates = schedules(program.config, learning_rate, total)
     for schedule in rates.values() if isinstance(rates, Mapping) else [rates]:
         if isinstance(schedule, LinearWarmup) and total is not None and schedule.steps >= total:
             _log.warning(
@@ -118,22 +122,27 @@ def check_perplexity(metrics: Sequence[str | Metric], loss: LossConfig) -> None:
         )
 
 
-def warn_of_single_samples(program: Program, source: Source) -> None:
+def warn_of_single_samples(program: Program, source: Source, processes: int = 1) -> None:
     """Warn of batches of one sample, where a BatchNormalization has one value per channel.
+
+    Each of several processes normalizes its part of a batch, unless they are synchronized.
 
     It makes 0 of each, so that nothing before it is trained, and its running variance shrinks.
     """
-    if not isinstance(source, ArraySource) or source.smallest_batch > 1:
+    synchronized = any(boost.name == "sync-bn" for boost in program.config.enabled_boosts)
+    parts = 1 if synchronized else processes
+    if not isinstance(source, ArraySource) or source.smallest_batch // parts > 1:
         return
     updated = momenta(program)
     for node in batch_norms(program.evaluation):
         data, mean = node.inputs[0], node.inputs[3]
         if mean is not None and mean.name in updated and len(known_shape(data) or ()) == 2:
-            often = "Each batch" if source.batch_size == 1 else "The last batch of each epoch"
+            every = source.batch_size // parts <= 1
             _log.warning(
-                "%s has one sample, which trains nothing before the BatchNormalization '%s' and "
+                "%s has one sample%s, which trains nothing before the BatchNormalization '%s' and "
                 "shrinks its running variance (an error in torch): choose another batch size",
-                often,
+                "Each batch" if every else "The last batch of each epoch",
+                "" if parts == 1 else " in one of the processes",
                 label(node),
             )
             return

@@ -95,7 +95,7 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
         raise ArgumentTypeError(
             f"An array holds {array.dtype} values, not numbers.",
             where=f"{where}: {type(value).__name__}",
-            fix="Give an array of numbers.",
+            fix="Give an array of numbers; text and categories as 0, 1, 2, ...",
         )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ortboost.core.arguments import Configuration
 from ortboost.core.field_types import Range, check_kinds
+from ortboost.core.shown import Shown
 from ortboost.graph.shapes.input_config import InputConfig
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
@@ -123,8 +124,8 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(Shown):
     """One file at one batch size and number of threads.
 
     Args:
@@ -163,6 +164,19 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return asdict(self)
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "file": self.file,
+            "batch": self.batch,
+            "threads": self.threads,
+            "milliseconds": f"{1000 * self.latency.p50:.3g}",
+            "samples per second": f"{self.throughput:,.0f}",
+            "load seconds": f"{self.load_seconds:.3g}",
+            "bytes": f"{self.bytes:,}",
+            "memory": f"{self.model_memory:,}",
+            "over the first": self.ratio,
+        }
 
     def over(self, first: Measurement) -> dict[str, float | None]:
         """Ratios of the other figures to those of the first file; None where the divisor is 0."""

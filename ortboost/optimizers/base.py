@@ -1,6 +1,7 @@
 """The protocol of an update rule: its slots for each parameter, and the nodes of one update.
 
-To add an optimizer, write a file beside this one with a frozen dataclass that has ``name``,
+Users register rules of their own with :func:`ortboost.optimizers.register` (docs/own_boost.md).
+To add an optimizer here, write a file beside this one with a frozen dataclass that has ``name``,
 ``slots`` and ``update``, and add it to :data:`ortboost.optimizers.OPTIMIZERS`; the section
 "Where to add things" of ``docs/architecture.md`` lists the other places.
 """

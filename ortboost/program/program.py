@@ -42,6 +42,7 @@ from ortboost.core.tensor_file import Selection, write_tensors
 from ortboost.core.version import __version__
 from ortboost.graph.file_kind import program_around
 from ortboost.graph.io import load_model, save_model
+from ortboost.optimizers import OPTIMIZERS
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.program.digests import (
@@ -190,7 +191,15 @@ class Program(Shown):
 
         Raises:
             FileError: The folder cannot be created or written.
+            ConfigError: The optimizer is not registered, so the folder could not be read.
         """
+        if type(self.config.optimizer) not in OPTIMIZERS.values():
+            raise ConfigError(
+                f"The optimizer {type(self.config.optimizer).__qualname__} is not registered: a "
+                "program folder with it could not be read.",
+                where="ProgramConfig, optimizer",
+                fix="Decorate its class with ortboost.optimizers.register.",
+            )
         if not os.fspath(folder):
             raise FileError("The program folder has no name.", where="''", fix="Name a folder.")
         target = Path(folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +38,28 @@ from ortboost.runtime.step_counters import StepCounters
 
 __all__ = ["Stepper"]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2**64: its multiples are far apart (Knuth)
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[Stepper, _P], _R],
+) -> Callable[Concatenate[Stepper, _P], _R]:
+    """Let threads wait for each other: two steps at once would write the same state."""
+
+    @functools.wraps(method)
+    def wrapper(self: Stepper, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return wrapper
 
 
 class Stepper(Shown):
     """Runs the step graphs of a program; the state stays on the device.
+
+    Several threads may share it: their calls run one after the other.
 
     Args:
         program: The program.
@@ -85,7 +104,7 @@ class Stepper(Shown):
         segments: Annotated[int, Range(1)] | None = None,
         cuda_graph: bool = True,
     ) -> None:
-        self.program = program
+        self.program, self._lock = program, threading.RLock()
         self.group, self._check_sync = group, check_sync
         splits = {} if group is None else split_program(program)
         self.catalogue = program.catalogue
@@ -156,6 +175,7 @@ class Stepper(Shown):
         """Names of the learning-rate inputs."""
         return [spec.name for spec in self.catalogue.hyper]
 
+    @_one_at_a_time
     def step(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> StepResult:
@@ -246,6 +266,7 @@ class Stepper(Shown):
             batch = {spec.name: ready[spec.name] for spec in self.inputs if spec.name in ready}
             raise refused_batch(error, batch, "step") from error
 
+    @_one_at_a_time
     def flush(self, hyper: Mapping[str, float]) -> bool:
         """Apply an incomplete window of accumulation, as the mean of its micro-batches.
 
@@ -311,6 +332,7 @@ class Stepper(Shown):
 
     # ---- state ---------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def state(self, *, copy: bool = True) -> Mapping[str, NDArray[Any]]:
         """The state on the host; of several processes: :mod:`ortboost.runtime.shared_step`.
 
@@ -323,6 +345,7 @@ class Stepper(Shown):
             self.shared.state.settle()
         return self._state.read_all(copy=copy)
 
+    @_one_at_a_time
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the whole state.
 
@@ -334,6 +357,7 @@ class Stepper(Shown):
             self.shared.state.take()
         self._counters.read(self._state)
 
+    @_one_at_a_time
     def get(self, name: str) -> NDArray[Any]:
         """Copy one state tensor to the host.
 
@@ -342,6 +366,7 @@ class Stepper(Shown):
         """
         return self._state.read(name)
 
+    @_one_at_a_time
     def set(self, name: str, value: NDArray[Any]) -> None:
         """Replace one state tensor.
 

@@ -32,7 +32,8 @@ class TrainConfig(Configuration):
         max_steps: Stop after this many steps (batches, including skipped ones); None for no limit.
         learning_rate: One schedule for all groups, or a mapping from learning-rate input
             (``learning_rate``, ``learning_rate/head``) to schedule; a group without an entry uses
-            that of ``learning_rate``. Schedules count applied updates.
+            that of ``learning_rate``. Schedules count applied updates. None for the constant 0.01,
+            or in :func:`ortboost.train` for that of the program.
         seed: Seed of the run; the seeds of the steps (dropout) are derived from it.
         prefetch: Number of batches to read ahead in threads; 0 disables prefetching.
         workers: Number of reader threads; by default one, or one per core where images are
@@ -65,7 +66,7 @@ class TrainConfig(Configuration):
 
     epochs: _Positive = 1
     max_steps: _Positive | None = None
-    learning_rate: Schedule | Mapping[str, Schedule] = field(default_factory=lambda: Constant(0.01))
+    learning_rate: Schedule | Mapping[str, Schedule] | None = None
     seed: _Count = 0
     prefetch: _Count = 2
     workers: _Positive | None = None
@@ -108,7 +109,7 @@ class TrainConfig(Configuration):
             ConfigError: A schedule belongs to no group, or a group has no schedule.
         """
         if not isinstance(self.learning_rate, Mapping):
-            return dict.fromkeys(groups, self.learning_rate)
+            return dict.fromkeys(groups, self.learning_rate or Constant(0.01))
         for name in self.learning_rate:
             require_known(
                 name, groups, f"Unknown learning-rate group '{name}'.", "learning_rate", ConfigError

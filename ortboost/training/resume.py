@@ -121,7 +121,7 @@ def _as_old(now: Any, before: Any) -> Any:
         return {
             key: _as_old(value, before.get(key))
             for key, value in now.items()
-            if key in before or key not in ("content", "range")
+            if key in before or key not in ("columns", "content", "range")
         }
     return now
 

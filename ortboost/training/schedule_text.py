@@ -88,7 +88,8 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
         options.setdefault("total_steps", max(1, total_steps - warmup.get("steps", 0)))
     needed = _REQUIRED.get(kind)
     if needed is not None and known[needed][0] not in options:
-        raise _bad(text, kind, f"'{needed}' is missing.")
+        unknown = ", since the data do not tell the length of the run" if kind in _SPANS else ""
+        raise _bad(text, kind, f"'{needed}' is missing{unknown}.")
     if kind == "list":
         after = make(tuple(_number(text, kind, part) for part in rate.split("/")))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -79,6 +79,10 @@ class LossConfig(Configuration):
         >>> LossConfig("bce-with-logits", reduction="sum").name
         'bce-with-logits'
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "class_weights": "Write weight=[1.0, 2.5], one number for each class.",
+    }
 
     name: str = "softmax-cross-entropy"
     reduction: Literal["mean", "sum", "none"] = "mean"

@@ -9,6 +9,7 @@ import pytest
 import ortboost as ob
 from ortboost.api import train_program
 from ortboost.cli import main
+from ortboost.deploy.bench_results import Latency, Measurement, Ratio
 from ortboost.training.progress import QuietProgress
 from tests.support import assert_three_lines, digits, model_path
 
@@ -20,6 +21,12 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("session") / "run"
     ob.convert(model_path("mlp"), path)
     return path
+
+
+def bench_pair():
+    latency = Latency(0.001, 0.002, 0.003, 0.001, 0.001, 10)
+    ratio = Ratio(1.1, 1.0, 1.2)
+    return Measurement("mlp.onnx", 1, None, "cpu", latency, 1e3, 0.01, 1591, 10**8, 10**7, ratio)
 
 
 def test_large_objects_are_shown_short(folder):
@@ -36,6 +43,8 @@ def test_large_objects_are_shown_short(folder):
         "trainable True": ob.check(model_path("mlp")),
         "TensorRT": ob.check(model_path("mlp"), target="tensorrt=11"),
         "alike True": ob.compare(model_path("mlp"), model_path("mlp"), data=(X, Y)),
+        "over the first 1.": bench_pair(),
+        "after": ob.inspect_pair(model_path("mlp"), model_path("lenet5")),
         "precision fp32": ob.export(folder, folder / "mlp.onnx", verify=(X, Y)),
     }
     for word, value in shown.items():

@@ -6,9 +6,24 @@ import numpy as np
 import pytest
 
 import ortboost as ob
+from ortboost.api.train_settings import warn_of_single_samples
 from ortboost.cli import main
 from ortboost.core.errors import UsageError
+from ortboost.training.data import ArraySource
 from tests.support import assert_three_lines, small_convnet, small_mlp, text_model, weights
+
+
+def _normalized():
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,4] w, float[4] s, float[4] b, float[4] m, float[4] v)
+            => (float[N,4] y) { h = MatMul(x, w) y = BatchNormalization(h, s, b, m, v) }""",
+        w=weights(3, 4),
+        s=np.ones(4, np.float32),
+        b=np.zeros(4, np.float32),
+        m=np.zeros(4, np.float32),
+        v=np.ones(4, np.float32),
+    )
 
 
 @pytest.fixture
@@ -116,19 +131,26 @@ def test_one_sample_is_too_few_for_a_normalization_over_the_batch(
     tmp_path, caplog, rows, batch, frozen, told
 ):
     """torch refuses it; here it trained nothing, and shrank the running variance."""
-    net = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[N,3] x, float[3,4] w, float[4] s, float[4] b, float[4] m, float[4] v)
-            => (float[N,4] y) { h = MatMul(x, w) y = BatchNormalization(h, s, b, m, v) }""",
-        w=weights(3, 4),
-        s=np.ones(4, np.float32),
-        b=np.zeros(4, np.float32),
-        m=np.zeros(4, np.float32),
-        v=np.ones(4, np.float32),
-    )
-    ob.convert(net, tmp_path / "run", ob.ProgramConfig(frozen_norm=frozen))
+    ob.convert(_normalized(), tmp_path / "run", ob.ProgramConfig(frozen_norm=frozen))
     data = {"x": weights(rows, 3), "y": np.arange(rows) % 4}
     ob.train(tmp_path / "run", data, batch_size=batch, epochs=1)
+    assert told in caplog.text
+    assert ("one sample" in caplog.text) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "boosts", "told"),
+    [
+        (12, 4, (), ""),
+        (11, 4, (), "The last batch of each epoch has one sample in one of the processes"),
+        (12, 3, (), "Each batch has one sample in one of the processes"),
+        (11, 4, (ob.SyncBatchNorm(),), ""),
+    ],
+)
+def test_a_process_normalizes_its_part_of_a_batch(caplog, rows, batch, boosts, told):
+    program = ob.build_program(_normalized(), ob.ProgramConfig(boosts=boosts))
+    source = ArraySource({"x": weights(rows, 3)}, batch)
+    warn_of_single_samples(program, source, 2)
     assert told in caplog.text
     assert ("one sample" in caplog.text) == bool(told)
 

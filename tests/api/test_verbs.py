@@ -18,8 +18,10 @@ from ortboost.core.report import Report
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.optimizers import Adam
 from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.training import TrainConfig
 from ortboost.training.logs import read_log
 from ortboost.training.metrics import Metric
+from ortboost.training.schedules import PerStep
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     MODELS,
@@ -670,3 +672,32 @@ def test_a_run_is_validated_with_metrics_of_each_score(tmp_path):
     data = {"x": x, "labels": np.arange(9) % 4}
     with pytest.raises(UsageError, match="the labels of this program are classes"):
         api.train(tmp_path / "classes", data, data, metrics=["mae"], progress=None)
+
+
+def test_the_schedule_and_the_metrics_of_a_configuration_count(tmp_path):
+    folder = converted(tmp_path / "run", small_mlp(), ProgramConfig(loss=LossConfig("mse")))
+    data = {"x": np.ones((8, 4), np.float32), "labels": np.ones((8, 3), np.float32)}
+    config = TrainConfig(learning_rate=PerStep((0.5, 0.25)), metrics=("mae",))
+    summary = api.train(folder, data, data, config=config, batch_size=4, **CPU)
+    steps = [e for e in read_log(folder / "log.jsonl") if e["event"] == "step"]
+    assert [step["learning_rate"]["learning_rate"] for step in steps] == [0.5, 0.25]
+    assert "val_mae" in summary.metrics
+    about = next(e["about"] for e in read_log(folder / "log.jsonl") if "about" in e)
+    assert "0.25" in about["learning_rate"]
+    # What the call itself says comes first.
+    api.train(folder, data, config=config, learning_rate=0.1, overwrite=True, batch_size=8, **CPU)
+    (step,) = [e for e in read_log(folder / "log.jsonl") if e["event"] == "step"]
+    assert step["learning_rate"]["learning_rate"] == 0.1
+
+
+@pytest.mark.parametrize("size", [4, None])
+def test_the_log_has_the_batch_size_of_batches_not_the_default(tmp_path, size):
+    class Loader(list):
+        batch_size = size
+
+    folder = converted(tmp_path / "run", small_mlp())
+    data = Loader([{"x": np.ones((4, 4), np.float32), "labels": np.arange(4) % 3}])
+    api.train(folder, data, **CPU)
+    about = next(e["about"] for e in read_log(folder / "log.jsonl") if "about" in e)
+    assert about.get("batch_size") == size
+    assert len(api.runs(folder)) == 1

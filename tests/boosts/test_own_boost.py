@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost import api
 from ortboost.boosts import (
     Boost,
     Clip,
@@ -32,13 +33,15 @@ from ortboost.boosts.roles import PART
 from ortboost.cli import main
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.loss_scale import NO_SCALE
-from ortboost.optimizers import Sgd
+from ortboost.optimizers import OPTIMIZERS, Sgd
+from ortboost.optimizers import register as register_optimizer
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.program.split import cut_exchanges, split_program
 from tests.support import (
     ENGINES,
+    MODELS,
     ROOT,
     assert_same_bits,
     assert_three_lines,
@@ -50,6 +53,7 @@ from tests.support import (
 
 EXAMPLE = ROOT / "docs" / "gradient_noise.py"
 MLP = str(model_path("mlp"))
+DIGITS = MODELS / "digits.npz"
 RATE = {"learning_rate": 1.0}
 
 
@@ -193,6 +197,43 @@ def test_the_sample_of_the_page_runs(noise, tmp_path):
         "gradient-noise",
     ]
     assert (tmp_path / "run" / "program.json").is_file()
+
+
+def test_the_optimizer_of_the_page_trains(tmp_path):
+    """A folder with a rule of a user was written, but could not be read."""
+    page = (ROOT / "docs" / "own_boost.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    run, names = tmp_path / "run", {"__name__": __name__}
+    code = code.replace("model.onnx", MLP).replace('"run"', repr(str(run)))
+    with pytest.raises(ConfigError, match="Lion is not registered") as caught:
+        exec(code.replace("@register\n", ""), dict(names))
+    assert_three_lines(caught.value)
+    try:
+        exec(code, names)
+        summary = api.train(run, DIGITS, epochs=1, max_steps=2, progress=None)
+        api.train(run, DIGITS, epochs=1, max_steps=4, resume=True, progress=None)
+        program, state, _ = api.load_run(run, "last")
+    finally:
+        OPTIMIZERS.pop("lion", None)
+    assert summary.steps == 2
+    assert type(program.config.optimizer).__name__ == "Lion"
+    signs = (state["fc2.bias"] - program.initial["fc2.bias"]) / 1e-3  # sums of four
+    np.testing.assert_allclose(signs, np.round(signs / 2) * 2, atol=1e-2)
+    assert signs.any()
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        (type("Named", (), {"name": "adam"}), "or it is taken"),
+        (type("Nameless", (), {}), "not a valid name"),
+        (type("Plain", (), {"name": "plain"}), "is no dataclass"),
+    ],
+)
+def test_optimizers_that_cannot_be_registered(rule, what):
+    with pytest.raises(ConfigError, match=what) as caught:
+        register_optimizer(rule)
+    assert_three_lines(caught.value)
 
 
 # ---- state, order, refusals ----------------------------------------------------------------------

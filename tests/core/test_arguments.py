@@ -204,6 +204,7 @@ def test_one_value_is_checked_as_an_argument_is():
     ("call", "words"),
     [
         (lambda: LossConfig(redaction="sum"), "did you mean 'reduction'"),
+        (lambda: LossConfig(class_weights=[1, 2]), "Write weight=[1.0, 2.5]"),
         (lambda: LessBN(patterns=()), "It takes none."),
         (lambda: ParameterGroup("a", lr=1), "choices: name, patterns, learning_rate"),
         (lambda: AdamW(lr=1), "ProgramConfig(learning_rate="),

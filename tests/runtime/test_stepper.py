@@ -583,3 +583,18 @@ def test_dropout_does_not_depend_on_a_stepper_in_another_thread(engine):
         for thread in threads:
             thread.join()
         assert beside == alone
+
+
+def test_threads_that_share_a_stepper_wait_for_each_other():
+    def steps(shared, number):
+        for _ in range(number):
+            shared.step(FEEDS, RATE)
+
+    alone, shared = stepper(PROGRAM), stepper(PROGRAM)
+    steps(alone, 200)
+    threads = [Thread(target=steps, args=(shared, 100)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_same_bits(shared.state(), alone.state())

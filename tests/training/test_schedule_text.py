@@ -71,7 +71,7 @@ def test_what_falls_ends_with_the_run(kind, schedule):
         ("cosin:0.1,steps=5", "did you mean 'cosine'"),
         ("cosine:0.1,step=5", "did you mean 'steps'"),
         ("constant:0.1,every=5", "no option 'every'"),
-        ("cosine:0.1", "'steps' is missing"),
+        ("cosine:0.1", "'steps' is missing, since the data do not tell the length of the run"),
         ("step:0.1", "'every' is missing"),
         ("multistep:0.1,gamma=0.1", "'at' is missing"),
         ("multistep:0.1,at=5/x", "'at' has no valid value"),

@@ -12,10 +12,10 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
-from ortboost.training.data.tables import FrameTable
+from ortboost.training.data.tables import FrameTable, columns_of
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["given_arrays", "holds_arrays"]
+__all__ = ["given_arrays", "given_columns", "holds_arrays", "is_frame"]
 
 
 def given_arrays(
@@ -47,7 +47,7 @@ def given_arrays(
         return None
     if isinstance(data, Mapping):
         return {str(name): _array(value, f"data: '{name}'") for name, value in data.items()}
-    if hasattr(data, "columns") and _is_array(data):
+    if is_frame(data):
         return FrameTable(data).arrays(inputs, mapping)
     parts = [data] if _is_array(data) else data
     names = [spec.name for spec in inputs]
@@ -73,6 +73,24 @@ def holds_arrays(data: Any) -> bool:
     return isinstance(data, Mapping) or _is_array(data) or several
 
 
+def given_columns(
+    data: Any, inputs: Sequence[InputLike], mapping: Mapping[str, str] | None = None
+) -> dict[str, list[str]]:
+    """Input to the names of its columns, where the data of :func:`given_arrays` hold tables."""
+    names = [spec.name for spec in inputs]
+    if isinstance(data, Mapping):
+        parts = {name: data.get((mapping or {}).get(name, name)) for name in names}
+    else:
+        parts = dict(zip(names, data if isinstance(data, tuple | list) else (), strict=False))
+    frames = {name: columns_of(part) for name, part in parts.items() if is_frame(part)}
+    return {name: list(map(str, columns or ())) for name, columns in frames.items()}
+
+
+def is_frame(value: Any) -> bool:
+    """Whether ``value`` is a table of columns, such as a DataFrame."""
+    return _is_array(value) and columns_of(value) is not None
+
+
 def _is_array(value: Any) -> bool:
     """Whether ``value`` is an array or table of any framework with at least one axis."""
     holds = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
@@ -81,7 +99,7 @@ def _is_array(value: Any) -> bool:
 
 def _array(value: Any, where: str) -> Array:
     """``value`` as a numpy array; one of another dtype may stay, in case no input needs it."""
-    if hasattr(value, "columns"):
+    if is_frame(value):
         table = FrameTable(value)
         return table.features(table.columns)
     return value if type(value) in (np.ndarray, np.memmap) else as_array(value, where)

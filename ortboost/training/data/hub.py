@@ -1,9 +1,10 @@
 """Objects of Hugging Face ``datasets``, recognised by their methods; without importing it.
 
 A ``Dataset`` is a table (:mod:`ortboost.training.data.tables`) of numbers, lists of a fixed length,
-``Array2D`` and so on, and images, which are decoded on access. Of a ``DatasetDict`` the requested
-split is used. An ``IterableDataset`` is a stream of batches; its ``set_epoch`` is called if it
-exists.
+``Array2D`` and so on, and images, which are decoded on access; columns that ``set_format`` leaves
+out are left out. One with a transform of its own (``with_transform``) is not a table: its samples
+are read one by one. Of a ``DatasetDict`` the requested split is used. An ``IterableDataset`` is a
+stream of batches; its ``set_epoch`` is called if it exists.
 """
 
 from __future__ import annotations
@@ -25,12 +26,24 @@ from ortboost.training.data.lazy import LazyArray, as_array_like
 from ortboost.training.data.tables import MemoryTable, Table
 from ortboost.training.protocols import Array, Batch, InputLike
 
-__all__ = ["DatasetTable", "StreamBatches", "chosen_split", "is_dataset", "is_stream"]
+__all__ = [
+    "DatasetTable",
+    "StreamBatches",
+    "chosen_split",
+    "is_dataset",
+    "is_stream",
+    "is_transformed",
+]
 
 
 def is_dataset(data: Any) -> bool:
     """Whether ``data`` is a ``datasets.Dataset``, or behaves like one."""
     return _has_methods(data, "features", "select_columns", "__getitem__", "__len__")
+
+
+def is_transformed(data: Any) -> bool:
+    """Whether ``data`` is a ``datasets.Dataset`` whose samples a function of the user makes."""
+    return is_dataset(data) and _format(data).get("type") == "custom"
 
 
 def is_stream(data: Any) -> bool:
@@ -66,7 +79,8 @@ class DatasetTable(Table):
     def __init__(
         self, dataset: Any, images: ImageConfig | None, augment: AugmentConfig | None
     ) -> None:
-        super().__init__(list(dataset.column_names), f"data: {type(dataset).__name__}")
+        names = _format(dataset).get("columns") or dataset.column_names
+        super().__init__(list(names), f"data: {type(dataset).__name__}")
         self._dataset, self._images, self._augment = dataset, images or ImageConfig(), augment
 
     def column(self, name: str) -> Array:
@@ -139,7 +153,7 @@ class _DatasetArray(LazyArray):
                 where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to "
                 f"{rows.max()}",
                 fix="Pad or crop them to one shape, and fill or drop rows without a value (map, "
-                "filter).",
+                "filter); or give a DataLoader whose collate_fn pads them.",
             )
         return found
 
@@ -174,6 +188,12 @@ class StreamBatches:
             columns = {name: np.asarray(values) for name, values in batch.items()}
             arrays = MemoryTable(columns, "data").arrays(self.inputs, self.mapping)
             yield bind_arrays(arrays, self.inputs, mapping=self.mapping)
+
+
+def _format(dataset: Any) -> Mapping[str, Any]:
+    """What ``set_format`` and ``set_transform`` set."""
+    found: Mapping[str, Any] = getattr(dataset, "format", {})
+    return found
 
 
 def _has_methods(data: Any, *names: str) -> bool:

@@ -103,6 +103,8 @@ class IterableSource(Epochs):
         what: str = "data",
     ) -> None:
         super().__init__(data, what)
+        size = getattr(data, "batch_size", None)
+        self.batch_size = size if isinstance(size, int) else None  # that of the data, if they say
         self._part = part
         for name in mapping or ():
             known = [spec.name for spec in inputs]
@@ -164,7 +166,8 @@ class IterableSource(Epochs):
             raise UsageError(
                 f"A batch has no array for the input '{missing[0]}'.",
                 where=f"{where}: {found}",
-                fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
+                fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}; for "
+                f"another name, --map {missing[0]}=NAME.",
             )
         batch: Batch = {}
         for spec, part in zip(self._inputs, parts, strict=True):

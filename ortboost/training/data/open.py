@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
 from ortboost.training.data.bind import bind_arrays, label_keys
-from ortboost.training.data.given import given_arrays
+from ortboost.training.data.given import given_arrays, given_columns, is_frame
 from ortboost.training.data.hub import (
     DatasetTable,
     StreamBatches,
     chosen_split,
     is_dataset,
     is_stream,
+    is_transformed,
 )
 from ortboost.training.data.images.array import as_images
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
@@ -24,6 +25,7 @@ from ortboost.training.data.iterables import IterableSource
 from ortboost.training.data.load import find_table, load_arrays
 from ortboost.training.data.samples import SampleSource, gives_samples
 from ortboost.training.data.sources import ArraySource, Source
+from ortboost.training.data.tables import FrameTable, Table
 from ortboost.training.protocols import InputLike
 
 __all__ = ["open_source"]
@@ -67,17 +69,16 @@ def open_source(
         UsageError: Arrays or arguments do not fit.
     """
     arrays: Mapping[str, NDArray[Any]] | None
-    data, path = chosen_split(data, split), None
+    data = chosen_split(data, split)
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):
+        data = data.collect()  # a LazyFrame of polars
     order: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "part": part}
-    if isinstance(data, (str, os.PathLike)):
-        path, table = str(data), find_table(data, split)
-        arrays = (
-            load_arrays(data, split=split, images=images, augment=augment)
-            if table is None
-            else table.arrays(inputs, mapping)
-        )
-    elif is_dataset(data):
-        arrays = DatasetTable(data, images, augment).arrays(inputs, mapping)
+    path = str(data) if isinstance(data, (str, os.PathLike)) else None
+    table = _table_of(data, split, images, augment)
+    if table is not None:
+        arrays = table.arrays(inputs, mapping)
+    elif path is not None:
+        arrays = load_arrays(path, split=split, images=images, augment=augment)
     elif (arrays := given_arrays(data, inputs, mapping)) is None:
         if images is not None or augment is not None:  # refuses, or warns
             as_images({}, (), images or ImageConfig(), augment, what)
@@ -87,7 +88,21 @@ def open_source(
         labels = label_keys(arrays, inputs, **names)
         arrays = as_images(arrays, labels, images or ImageConfig(), augment, path or what)
     bound = bind_arrays(arrays, inputs, **names)
-    return ArraySource(bound, batch_size, inputs=inputs, augment=augment is not None, **order)
+    columns = given_columns(data, inputs, mapping) if table is None else table.formed
+    return ArraySource(
+        bound, batch_size, inputs=inputs, augment=augment is not None, columns=columns, **order
+    )
+
+
+def _table_of(
+    data: Any, split: str, images: ImageConfig | None, augment: AugmentConfig | None
+) -> Table | None:
+    """The data as a table of columns, if they are one."""
+    if isinstance(data, (str, os.PathLike)):
+        return find_table(data, split)
+    if is_dataset(data) and not is_transformed(data):
+        return DatasetTable(data, images, augment)
+    return FrameTable(data) if is_frame(data) else None
 
 
 def _batch_source(
@@ -104,14 +119,20 @@ def _batch_source(
         data = StreamBatches(data, batch_size, inputs, mapping, order["drop_last"])
         return IterableSource(data, inputs, part, what=what)
     if hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
+        if not isinstance(data, Source):
+            raise UsageError(
+                "A custom source lacks a method.",
+                where=f"data: {type(data).__name__}",
+                fix="It needs epoch(epoch, start), steps_per_epoch and fingerprint(), see "
+                "ortboost.training.Source.",
+            )
         if part[1] > 1:
             raise UsageError(
                 "A custom source cannot be divided among processes.",
                 where=f"data: {type(data).__name__}",
                 fix="Pass a file, arrays or an iterable of batches.",
             )
-        source: Source = data
-        return source
-    if gives_samples(data):
+        return data
+    if is_transformed(data) or gives_samples(data):
         return SampleSource(data, inputs, batch_size, mapping=mapping, what=what, **order)
     return IterableSource(data, inputs, part, mapping=mapping, what=what)

@@ -59,7 +59,7 @@ class SampleSource(IterableSource):
     ) -> None:
         # The order is that of an array of indices: shuffled, divided and resumed as arrays are.
         super().__init__([], inputs, part, mapping=mapping, what=what)
-        self._samples = data
+        self._samples, self.batch_size = data, batch_size
         self._order = ArraySource(
             {"row": np.arange(len(data))},
             batch_size,

@@ -87,6 +87,7 @@ class ArraySource:
             reads only its part.
         rows: Indices of the samples to use, in this order; None for all.
         augment: Apply the random augmentation of images.
+        columns: Input name to the columns of a table that form its array.
 
     Raises:
         UsageError: There are no samples, the lengths differ, or the batch size is below 1 or not
@@ -110,8 +111,10 @@ class ArraySource:
         part: tuple[int, int] = (0, 1),
         rows: Array | None = None,
         augment: bool = False,
+        columns: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._augment = augment
+        self.columns = {name: list(names) for name, names in (columns or {}).items()}
         self._axes = {**dict.fromkeys(arrays, 0), **batch_axes(inputs or ())}
         self._part = part
         self._rows = rows
@@ -178,6 +181,7 @@ class ArraySource:
                     part=self._part if training else (0, 1),
                     rows=rows if self._rows is None else self._rows[rows],
                     augment=self._augment and training,
+                    columns=self.columns,
                 )
             )
         return parts[0], parts[1]
@@ -306,7 +310,7 @@ class ArraySource:
 
         ``crc`` covers the first and the last sample. ``content`` covers a whole array up to 256 MiB
         (0.1 to 0.3 s), and 64 MiB of pseudo-randomly chosen samples of a larger one. The checksums
-        are computed once. ``range`` is that of :attr:`ranges`.
+        are computed once. ``range`` is that of :attr:`ranges`, ``columns`` those of a table.
         """
         return {
             "arrays": {
@@ -316,6 +320,7 @@ class ArraySource:
                     "crc": checksum_of_ends(array),
                     "content": self._contents[name],
                     **({"range": self.ranges[name]} if name in self.ranges else {}),
+                    **({"columns": self.columns[name]} if name in self.columns else {}),
                 }
                 for name, array in sorted(self.arrays.items())
             },

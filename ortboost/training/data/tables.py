@@ -19,7 +19,7 @@ from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.data.lazy import lazy_of
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["FrameTable", "MemoryTable", "Table"]
+__all__ = ["FrameTable", "MemoryTable", "Table", "columns_of"]
 
 _FEATURES = "x"
 _EXACT = 1 << 24  # float32 holds all whole numbers below this one
@@ -40,6 +40,7 @@ class Table(abc.ABC):
 
     def __init__(self, columns: Sequence[str], where: str) -> None:
         self.columns, self.where = list(columns), where
+        self.formed: dict[str, list[str]] = {}  # of the last `arrays`: input to its features
         if len(set(self.columns)) < len(self.columns):
             raise self.kind(
                 "Two columns have the same name.",
@@ -124,7 +125,10 @@ class Table(abc.ABC):
                 fix="Assign them with --map INPUT=COLUMN, or drop those that are not an input.",
             )
         arrays = {name: self.column(name) for name in own.values()}
-        return {**arrays, left[0]: self.features(rest)} if rest and left else arrays
+        if rest and left:
+            self.formed = {left[0]: rest}
+            arrays[left[0]] = self.features(rest)
+        return arrays
 
     def _labels(
         self, inputs: Sequence[InputLike], mapping: Mapping[str, str] | None, usual: Sequence[str]
@@ -155,16 +159,36 @@ class MemoryTable(Table):
 
 
 class FrameTable(Table):
-    """A table in memory with the interface of a pandas DataFrame."""
+    """A table in memory: a DataFrame, an Arrow table, a structured array of numpy."""
 
     kind = UsageError
 
     def __init__(self, frame: Any) -> None:
-        super().__init__([str(name) for name in frame.columns], f"data: {type(frame).__name__}")
-        self._frame, self._names = frame, {str(name): name for name in frame.columns}
+        names = columns_of(frame) or ()
+        super().__init__([str(name) for name in names], f"data: {type(frame).__name__}")
+        self._frame, self._names = frame, {str(name): name for name in names}
 
     def column(self, name: str) -> Array:
         """The numbers of a column."""
         column = as_array(self._frame[self._names[name]], f"column '{name}'")
         # As bytes they would be pixels.
         return column.astype(np.int16) if column.dtype == np.uint8 else column
+
+
+def columns_of(data: Any) -> list[Any] | None:
+    """The names of the columns of a table in memory; None for anything else.
+
+    Example:
+        >>> columns_of(np.zeros(3, [("a", "f4"), ("b", "f4")])), columns_of(np.zeros(3))
+        (['a', 'b'], None)
+    """
+    # Of Arrow, `columns` are the data.
+    for owner, name in (
+        (getattr(data, "dtype", None), "names"),
+        (data, "column_names"),
+        (data, "columns"),
+    ):
+        found = getattr(owner, name, None)
+        if found is not None:
+            return list(found)
+    return None

@@ -1,6 +1,7 @@
 """Arrays, tensors and tables that are in memory already."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError
@@ -62,6 +63,15 @@ class Table:
         return np.stack(list(self._columns.values()), axis=1)
 
 
+class Lazy:
+    """What is used of a ``LazyFrame`` of polars."""
+
+    collect_schema = None
+
+    def collect(self):
+        return TABLE
+
+
 TABLE = Table(a=X[:, 0], b=X[:, 1], label=Y, c=X[:, 2])
 
 
@@ -78,6 +88,8 @@ TABLE = Table(a=X[:, 0], b=X[:, 1], label=Y, c=X[:, 2])
         {"images": X, "y": Y},
         TABLE,
         (Table(a=X[:, 0], b=X[:, 1], c=X[:, 2]), Y),
+        pa.table({"a": X[:, 0], "b": X[:, 1], "label": Y, "c": X[:, 2]}),
+        Lazy(),
     ],
     ids=[
         "tuple",
@@ -90,6 +102,8 @@ TABLE = Table(a=X[:, 0], b=X[:, 1], label=Y, c=X[:, 2])
         "usual names",
         "table",
         "table and array",
+        "arrow",
+        "lazy",
     ],
 )
 def test_a_batch_is_the_same_whatever_holds_the_data(data):

@@ -58,6 +58,15 @@ class FakeDataset:
 
     def __init__(self, columns, features, how=None):
         self._columns, self.features, self._how = columns, features, how
+        self.format = {"type": None, "columns": list(columns)}
+
+    def with_transform(self, transform):
+        other = FakeDataset(self._columns, self.features)
+        other.format["type"], other._transform = "custom", transform
+        return other
+
+    def set_format(self, kind, columns):
+        self.format = {"type": kind, "columns": columns}
 
     @property
     def column_names(self):
@@ -76,6 +85,9 @@ class FakeDataset:
         return len(next(iter(self._columns.values())))
 
     def __getitem__(self, key):
+        if self.format["type"] == "custom":
+            made = self._transform({name: [values[key]] for name, values in self._columns.items()})
+            return {name: values[0] for name, values in made.items()}
         if isinstance(key, int):
             return {name: self._given(values[key]) for name, values in self._columns.items()}
         return {
@@ -199,6 +211,31 @@ def test_it_is_shuffled_split_and_told_from_others_as_arrays_are(make):
     again = source(make("vector", "label"), shuffle=True, seed=3)
     assert shuffled.fingerprint() == again.fingerprint()
     assert shuffled.split(0.25)[1].length == 3
+
+
+@both
+def test_a_transform_of_the_user_makes_the_samples(make):
+    """Its columns were read instead, without a word."""
+
+    def halves(batch):
+        return {
+            "x": [np.asarray(v, np.float32) / 2 for v in batch["vector"]],
+            "labels": batch["label"],
+        }
+
+    for data in (make("vector", "label"), make("vector", "label", "text")):
+        found = source(data.with_transform(halves), shuffle=True, seed=3)
+        batches = joined(found.epoch(0))
+        whole = joined(source(make("vector", "label"), shuffle=True, seed=3).epoch(0))
+        np.testing.assert_array_equal(batches["x"] * 2, whole["x"])
+        np.testing.assert_array_equal(batches["labels"], whole["labels"])
+
+
+@both
+def test_columns_that_the_format_leaves_out_are_left_out(make):
+    data = make("vector", "label", "text")
+    data.set_format("numpy", columns=["vector", "label"])
+    assert joined(source(data).epoch(0))["labels"].tolist() == [i % 4 for i in range(N)]
 
 
 @both

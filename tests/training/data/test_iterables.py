@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from ortboost.core.errors import UsageError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import IterableSource
+from ortboost.training.data import IterableSource, open_source
 from ortboost.training.protocols import InputSpec
+from tests.support import assert_three_lines
 
 SPECS = [
     InputSpec("x", np.dtype("float32"), ("N", 2)),
@@ -171,3 +174,12 @@ def test_batches_of_bytes_among_others_are_refused():
     # Labels are never pixels.
     whole = [(pixels, labels), (pixels, labels.astype(np.uint8))]
     assert len(list(IterableSource(whole, SPECS).epoch(0))) == 2
+
+
+def test_a_source_of_ones_own_without_a_fingerprint_is_told():
+    """It was an AttributeError in the middle of the preparations."""
+    lacking = SimpleNamespace(epoch=lambda epoch, start=0: iter(()), steps_per_epoch=3)
+    with pytest.raises(UsageError, match="lacks a method") as caught:
+        open_source(lacking, [], "train", 4, None)
+    assert "fingerprint()" in caught.value.fix
+    assert_three_lines(caught.value)

@@ -101,6 +101,13 @@ class ImageArray(LazyArray):
                 fix=f"Use resize={max(size) if square else f'{size[0]}x{size[1]}'} or more "
                 "(--images).",
             )
+        border = (self.augment and self.augment.crop) or 0
+        if border >= min(size):  # a crop of the border alone
+            raise UsageError(
+                f"A border of {border} zeros is as large as the images, {size[0]}x{size[1]}.",
+                where=f"augment: crop={border}",
+                fix="Use a few pixels, such as crop=4 (--augment).",
+            )
         found.config = dataclasses.replace(config, crop=size)
         for header in headers:
             found._check(header)

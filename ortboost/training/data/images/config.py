@@ -207,7 +207,7 @@ def _read(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, _, value = part.partition("=")
+        name, given, value = part.partition("=")
         where = f"{what} '{text}'"
         require_known(name, known, f"Unknown setting '{name}'.", where, ConfigError)
         field = name.replace("-", "_")
@@ -215,10 +215,13 @@ def _read(
             raise ConfigError(
                 f"'{name}' is given twice.", where=where, fix="Give each setting once."
             )
+        wrong = ConfigError(
+            f"'{name}' has no valid value ('{value}').", where=where, fix=f"Write it as {form}."
+        )
+        if given and not value:  # without the sign, some have a usual value
+            raise wrong
         try:
             found[field] = known[name](value)
         except ValueError:
-            raise ConfigError(
-                f"'{name}' has no valid value ('{value}').", where=where, fix=f"Write it as {form}."
-            ) from None
+            raise wrong from None
     return found

@@ -170,6 +170,13 @@ def test_every_kind_of_crop_varies_and_keeps_the_size():
         np.testing.assert_array_equal(image, plain[label][:, :, ::-1])
 
 
+def test_a_border_as_large_as_the_image_is_refused():
+    images(augment=AugmentConfig(crop=9))
+    with pytest.raises(UsageError, match="as large as the images, 10x12") as caught:
+        images(augment=AugmentConfig(crop=10))
+    assert_three_lines(caught.value)
+
+
 def test_any_number_of_threads_reads_the_same():
     source = open_source(
         {"x": pixels(40), "y": np.arange(40)},

@@ -68,6 +68,7 @@ def test_augment(text, config):
         (parse_images, "normalize=nan/1", "mean"),
         (parse_images, "color=blue", "color"),
         (parse_augment, "flip=2", "flip"),
+        (parse_augment, "flip=", "'flip' has no valid value"),
         (parse_augment, "crop=4,resized-crop", "Both random crops"),
         (parse_augment, "resized-crop=0", "resized_crop"),
         (parse_augment, "crop", "'crop' has no valid value"),
