@@ -108,6 +108,9 @@ def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
     for (what, names), (least, most) in zip(given, counts, strict=True):
         if not least <= len(names) <= most:
             raise damaged(f"A {node.op_type} has {len(names)} {what}.", where, node)
+    statistics = any(a.name == "training_mode" and a.i for a in node.attribute)
+    if "" in node.output and (node.op_type == "Split" or statistics):  # onnxruntime crashes
+        raise damaged(f"A {node.op_type} has an output without a name.", where, node)
 
 
 def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:

@@ -122,6 +122,14 @@ def test_groups_of_a_convolution():
     refused(model(node("Conv", ["x", "w"], ["t"], group=0), LAST), "'group' of Conv is 0")
 
 
+@pytest.mark.parametrize("op", ["Split", "BatchNormalization"])
+def test_outputs_without_a_name_on_which_runtimes_crash(op):
+    split = node("Split", ["x", "z"], ["t", ""], axis=1)
+    norm = node("BatchNormalization", ["x", *"wwww"], ["t", "", ""], training_mode=1)
+    nodes, stored = ((split, norm)[op != "Split"], LAST), (W, ints("z", 4, 0))
+    refused(model(*nodes, stored=stored), f"{op} has an output without a name")
+
+
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_an_integer_divided_by_zero(op):
     whole = helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 4])
