@@ -39,7 +39,7 @@ def test_inputs_are_tensors(kind):
 
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
 def test_a_dilated_pool_whose_padding_runtimes_compute_differently(op):
-    """onnxruntime leaves the dilation out of it; a step would compute another loss than the file."""
+    """onnxruntime leaves the dilation out; a step would compute another loss than the file."""
     model = graph(f"""g (float[N,4,6] x, float[4,4,3] w) => (float[N,4,L] y) {{
         a = Conv(x, w) y = {op}<auto_pad="SAME_LOWER", kernel_shape=[2], dilations=[2]>(a) }}""")
     model.opset_imports[""] = 19
