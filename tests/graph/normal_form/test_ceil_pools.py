@@ -93,6 +93,30 @@ def test_lengths_with_auto_pad(kind, padding, kernel):
     np.testing.assert_allclose(after["y"], before["y"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads"),
+    [
+        ((2, 3), (2, 2), (1, 1, 1, 1)),
+        ((1, 3), (4, 1), (0, 0, 0, 0)),
+        ((2, 2), (4, 2), (0, 0, 1, 0)),
+    ],
+)
+def test_lengths_beside_an_axis_of_unknown_length(op, kernel, strides, pads):
+    """A Reshape that relied on a wrong length would mix the elements of the samples."""
+    results = {}
+    for width in ("8", "W"):
+        sizes = f"kernel_shape = {[*kernel]}, strides = {[*strides]}, pads = {[*pads]}"
+        model = text_model(
+            f"""<ir_version: 10, opset_import: ["" : 18]>
+            net (float[N,2,7,{width}] x) => (y) {{ y = {op}<ceil_mode = 1, {sizes}>(x) }}"""
+        )
+        normalize(model, opsets=range(18, 22), ir_version=10)
+        results[width] = run(model, {"x": weights(3, 2, 7, 8)})["y"]
+        assert known_shape(model.graph.outputs[0])[2] == results[width].shape[2]
+    np.testing.assert_allclose(results["W"], results["8"], rtol=1e-6)
+
+
 def test_lengths_after_a_window_that_is_left_out_are_right():
     """The shape inference of opset 18 counts such windows, and the layer would not fit."""
     model = text_model(
