@@ -321,6 +321,13 @@ def test_gradient_operators_of_the_training_runtime_are_taken():
     assert load_model(model(node("MaxPoolGrad", ["x", "x"], ["t"]), LAST))
 
 
+def test_the_group_normalization_of_opset_18_is_taken():
+    """ONNX 1.16 replaced it by one with parameters for each channel; runtimes compute both."""
+    norm = node("GroupNormalization", ["x", "s", "s"], ["t"], num_groups=2)
+    stored = (W, numpy_helper.from_array(np.ones(2, np.float32), "s"))
+    assert load_model(model(norm, LAST, stored=stored))
+
+
 def test_an_attribute_of_the_wrong_type():
     refused(model(node("Softmax", ["x"], ["t"], axis="one"), LAST), "'axis' of Softmax")
     refused(model(node("Constant", [], ["t"]), LAST), "0 values")
