@@ -135,6 +135,8 @@ def same_pads(site: Site) -> list[int]:
         return list(site.integers("pads") or [0] * (2 * spatial))
     strides = site.integers("strides") or (1,) * spatial
     dilations = site.integers("dilations") or (1,) * spatial
+    if site.node.op_type != "Conv" and any(dilation > 1 for dilation in dilations):
+        raise Refusal(f"dilations beside auto_pad={mode}: runtimes disagree; export with pads")
     totals = []
     for axis in range(spatial):
         reach = (kernel[axis] - 1) * dilations[axis]

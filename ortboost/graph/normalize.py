@@ -228,7 +228,7 @@ def _drop_unused_statistics(model: ir.Model) -> None:
 
 
 def _drop_idle_attributes(model: ir.Model) -> None:
-    """Drop attributes without an effect that newer opsets lack and the converter stumbles over."""
+    """Drop attributes without an effect, on which the converter or shape inference stumbles."""
     for node in find_nodes(model.graph.all_nodes(), "Pad"):
         if node.attributes.get_string("mode", "constant") != "constant":
             node.attributes.pop("value", None)
@@ -237,6 +237,11 @@ def _drop_idle_attributes(model: ir.Model) -> None:
         # writes such nodes after a Gemm.
         if len(known_shape(input_at(node, 1)) or ()) == 1:
             node.attributes.pop("spatial", None)
+    for node in find_nodes(model.graph.all_nodes(), "AveragePool", "LpPool", "MaxPool"):
+        # SAME decides the size of the output alone; shape inference rounds it up a second time.
+        mode = node.attributes.get_string("auto_pad", "NOTSET")
+        if mode != "NOTSET":
+            node.attributes.pop("auto_pad" if mode == "VALID" else "ceil_mode", None)
 
 
 def _make_axes_vectors(model: ir.Model) -> None:

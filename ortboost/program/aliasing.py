@@ -15,7 +15,8 @@ The second point alone suffices for a ScatterND in the graph itself: a table tha
 gate updates (:mod:`ortboost.boosts.sparse_embedding`).
 
 Nodes that read `S` through a view such as Reshape also count as readers: the runtime gives such a
-view the memory of its input.
+view the memory of its input. So do those that read it through a Transpose, which the runtime's
+optimizer moves behind them, or fuses into them.
 
 If the proof fails, ortboost's runtime alternates between two buffers.
 """
@@ -33,8 +34,10 @@ __all__ = ["in_place_states"]
 # Operators that write element i of the output from element i of their inputs, or from scalars.
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Identity", "Neg"})
 
-# Operators whose output may share the memory of their first input.
-_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Cast"})
+# Operators whose output may share the memory of their first input, or whose readers may read that.
+_VIEWS = frozenset(
+    {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Cast", "Transpose"}
+)
 
 
 def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:

@@ -37,6 +37,16 @@ def test_inputs_are_tensors(kind):
     assert "sequences, optional values" in found.reason
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+def test_a_dilated_pool_whose_padding_runtimes_compute_differently(op):
+    """onnxruntime leaves the dilation out; a step would compute another loss than the file."""
+    model = graph(f"""g (float[N,4,6] x, float[4,4,3] w) => (float[N,4,L] y) {{
+        a = Conv(x, w) y = {op}<auto_pad="SAME_LOWER", kernel_shape=[2], dilations=[2]>(a) }}""")
+    model.opset_imports[""] = 19
+    (found,) = check(model, ["w"]).blockers
+    assert "dilations beside auto_pad" in found.reason
+
+
 def test_all_blockers_at_once_with_reason_and_fix():
     model = graph("""g (float[N,4,H,W] x, float[4,4,3,3] w, float[4] p, double[4] d, int64[4] k,
         string[N] names) => (float[N,4,H,W] y) {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 from ortboost.graph.evaluate import evaluate_node
 
@@ -12,3 +13,11 @@ def test_the_logarithm_of_zero_does_not_warn():
     node.outputs[0].name = "y"
     (found,) = evaluate_node(node, {"x": np.float32([0, 1])}, 18) or [None]
     np.testing.assert_array_equal(found, np.float32([-np.inf, 0]))
+
+
+@pytest.mark.parametrize("op", ["LpNormalization", "GlobalMaxPool", "MaxPool", "LSTM"])
+def test_what_the_reference_computes_otherwise_than_the_runtimes(op):
+    """Its norm of order 1, for example, is ``sum(x)``."""
+    node = ir.node(op, [ir.Value(name="x")], {"p": 1} if op == "LpNormalization" else {})
+    node.outputs[0].name = "y"
+    assert evaluate_node(node, {"x": np.float32([[[1, -3]]])}, 18) is None

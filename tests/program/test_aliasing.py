@@ -24,6 +24,7 @@ from tests.support import (
     small_mlp,
     stepper,
     text_model,
+    weights,
 )
 
 OPTIMIZERS = {
@@ -60,6 +61,20 @@ def test_other_gated_forms_are_proven_too(fields):
 def test_without_the_gate_nothing_is_proven():
     program = build_program(small_mlp(), ProgramConfig(loss_scale=NO_SCALE, check_finite=False))
     assert in_place_states(program.step, program.catalogue) == frozenset()
+
+
+def test_what_the_runtime_moves_a_transpose_behind_still_reads_the_state():
+    """Its optimizer lets the loss read the weight itself, after the update: a wrong loss."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[5,4] w) => (float loss) {
+          t = Transpose<perm = [1, 0]>(w) s = Mul(t, t) loss = ReduceMean<keepdims = 0>(s) }""",
+        w=weights(5, 4),
+    )
+    config = ProgramConfig(loss=LossConfig("output"), parameters={"w": True})
+    opened = stepper(build_program(model, config))
+    found = opened.step({}, {"learning_rate": 0.1}).loss
+    assert found == pytest.approx(np.mean(weights(5, 4) ** 2))
 
 
 @pytest.mark.parametrize(

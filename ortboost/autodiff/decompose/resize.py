@@ -159,8 +159,11 @@ def _resize(site: Site) -> list[ir.Value | None]:
         raise Refusal("keep_aspect_ratio_policy has no gradient here")
     rank, data = site.rank(), site.input(0)
     result, dims = data, list(site.shape())
+    axes = [axis % rank for axis in site.integers("axes") or range(rank)]
+    if all(_is_kept(site, a, k) or _rounds_to_itself(site, a, k) for k, a in enumerate(axes)):
+        axes = []  # onnxruntime copies an image that keeps its lengths, whatever the scales
     # Interpolation is separable: one axis after the other.
-    for place, axis in enumerate(a % rank for a in site.integers("axes") or range(rank)):
+    for place, axis in enumerate(axes):
         if _is_kept(site, axis, place):
             continue
         resized = _Axis(site, axis, place)
@@ -181,6 +184,17 @@ def _resize(site: Site) -> list[ir.Value | None]:
         resampled = site.op("MatMul", last, matrix, shape=shape)  # [..., size]
         result = site.op("Transpose", resampled, shape=dims, perm=inverse)
     return [result if result is not data else site.op("Identity", data)]
+
+
+def _rounds_to_itself(site: Site, axis: int, place: int) -> bool:
+    """Whether a scale is too close to 1 to change a length."""
+    scales, n = constant(site.optional(2)), site.shape()[axis]
+    return (
+        scales is not None
+        and place < scales.size
+        and isinstance(n, int)
+        and n == int(n * scales[place])
+    )
 
 
 def _is_kept(site: Site, axis: int, place: int) -> bool:

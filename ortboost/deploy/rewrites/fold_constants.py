@@ -1,9 +1,8 @@
 """Constant folding: evaluate nodes that do not depend on the inputs.
 
 onnxscript does the folding. This module decides what must not be folded: random operators;
-operators whose reference implementation differs from the runtimes (Resize and GridSample compute
-other pixel positions); and nodes whose folding would store a large tensor twice because another
-node reads it.
+operators whose reference implementation differs from the runtimes; and nodes whose folding would
+store a large tensor twice because another node reads it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 
 from ortboost.core.report import Report
+from ortboost.graph.evaluate import INEXACT
 from ortboost.graph.opsets.convert_opset import quiet
 from ortboost.graph.query import (
     RANDOM_OPERATORS,
@@ -42,10 +42,8 @@ _GROWING = ("Expand", "Pad", "Range", "Tile")
 _KEPT = {
     "DequantizeLinear": "it is part of a quantized model",
     "DynamicQuantizeLinear": "it is part of a quantized model",
-    "GridSample": "the reference implementation computes other pixel positions than the runtimes",
-    "MaxUnpool": "the reference implementation computes other positions than the runtimes",
     "QuantizeLinear": "it is part of a quantized model",
-    "Resize": "the reference implementation computes other pixel positions than the runtimes",
+    **dict.fromkeys(INEXACT, "the reference implementation differs from the runtimes"),
     **dict.fromkeys(RANDOM_OPERATORS, "it draws random numbers"),
 }
 

@@ -66,10 +66,12 @@ def _without_windows_in_the_padding(site: Site) -> list[ir.Value] | None:
     if not site.integer("ceil_mode", 0) or site.text("auto_pad", "NOTSET") != "NOTSET":
         return None
     window, lengths = window_of(site), (known_shape(site.input(0)) or ())[2:]
-    pads = pads_without_ceil(lengths, window)
-    starts = (_starts_in_the_padding(n, window, axis) for axis, n in enumerate(lengths))
-    if pads is None or not any(starts):
+    starts = [_starts_in_the_padding(n, window, axis) for axis, n in enumerate(lengths)]
+    if not any(starts):
         return None
+    pads = pads_without_ceil(lengths, window)
+    if pads is None:  # the last windows of the other axes are not known
+        return _cut_to_the_last_window(site, window, lengths, starts)
     attributes: dict[str, Any] = {**site.node.attributes, "pads": pads}
     attributes.pop("ceil_mode")
     data, overhang = site.input(0), [a - b for a, b in zip(pads, window["pads"], strict=True)]
@@ -77,6 +79,34 @@ def _without_windows_in_the_padding(site: Site) -> list[ir.Value] | None:
         axes = site.ints(*range(2, 2 + len(lengths)))
         data = site.op("Pad", data, site.ints(*window["pads"]), None, axes, mode="constant")
         attributes |= {"pads": overhang, "count_include_pad": 0}
+    return _pooled(site, data, attributes)
+
+
+def _cut_to_the_last_window(
+    site: Site,
+    window: Mapping[str, list[int]],
+    lengths: Sequence[int | str | None],
+    starts: Sequence[bool],
+) -> list[ir.Value] | None:
+    """Drop the pads, and then the pixels, that only a window that starts in the padding covers."""
+    pads, ends = list(window["pads"]), dict[int, int]()
+    for axis, length in enumerate(lengths):
+        if starts[axis] and isinstance(length, int):
+            space, last = _room(length, window, axis)
+            surplus, end = space - last + window["strides"][axis], len(pads) // 2 + axis
+            pads[end] -= (cut := min(surplus, pads[end]))
+            if surplus > cut:
+                ends[2 + axis] = length - surplus + cut
+    data = site.input(0)
+    if ends and len(site.node.outputs) > 1:
+        return None  # the indices are those of the whole image
+    if ends:
+        begins = site.ints(*(0 for _ in ends))
+        data = site.op("Slice", data, begins, site.ints(*ends.values()), site.ints(*ends))
+    return _pooled(site, data, {**site.node.attributes, "pads": pads})
+
+
+def _pooled(site: Site, data: ir.Value, attributes: Mapping[str, Any]) -> list[ir.Value]:
     pooled, *indices = site.ops(site.node.op_type, data, count=len(site.node.outputs), **attributes)
     for value in indices:
         value.type = ir.TensorType(ir.DataType.INT64)

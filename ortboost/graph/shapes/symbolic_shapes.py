@@ -336,6 +336,8 @@ def _conv(node: ir.Node, given: set[Dim]) -> list[Dim] | None:
     kernel, pads = weight[2:], node.attributes.get_ints("pads", [0] * 2 * axes)
     strides, dilations = (node.attributes.get_ints(n, [1] * axes) for n in ("strides", "dilations"))
     same = node.attributes.get_string("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    if (len(pads), len(strides), len(dilations)) != (2 * axes, axes, axes):
+        return None
     found: list[Dim] = [source[0], weight[0]]
     for axis, size in enumerate(kernel):
         kept = (

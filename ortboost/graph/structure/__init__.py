@@ -42,6 +42,7 @@ _TOLERATED = (
     "in initializer but not in graph input",  # before IR version 4; runtimes accept it
     "topologically sorted",  # the caller sorts
     "Field 'shape' of 'type' is required",  # of inputs and outputs; inference may find it
+    "GroupNormalization is deprecated",  # that of opset 18, which runtimes compute
     "No Op registered",  # such as MaxPoolGrad of the native engine; later checks report others
 )
 
@@ -108,6 +109,9 @@ def _check_counts(node: onnx.NodeProto, opset: int, where: str) -> None:
     for (what, names), (least, most) in zip(given, counts, strict=True):
         if not least <= len(names) <= most:
             raise damaged(f"A {node.op_type} has {len(names)} {what}.", where, node)
+    statistics = any(a.name == "training_mode" and a.i for a in node.attribute)
+    if "" in node.output and (node.op_type == "Split" or statistics):  # onnxruntime crashes
+        raise damaged(f"A {node.op_type} has an output without a name.", where, node)
 
 
 def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:

@@ -22,7 +22,7 @@ FORMS = [
     *(f'mode="nearest", nearest_mode="{way}"' for way in ("floor", "ceil", "round_prefer_floor")),
 ]
 COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
-SCALES = (2.0, 0.5, 1 / 3, 0.6, 0.7, 0.9, 1.7, 2.3)
+SCALES = (2.0, 0.5, 1 / 3, 0.6, 0.7, 0.9, 1.15, 1.7, 2.3)
 SIZES = (1, 3, 4, 9, 14)
 
 

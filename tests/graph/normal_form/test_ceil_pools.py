@@ -73,6 +73,50 @@ def test_a_window_that_starts_in_the_padding_is_left_out(kernel, pads):
     assert not leave_out_windows(model).modified
 
 
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize("padding", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("kernel", [(2, 2), (2, 3)])
+def test_lengths_with_auto_pad(kind, padding, kernel):
+    """Shape inference adds a window to these forms, which no runtime has."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 19]>
+        net (float[N,2,6,8] x) => (y, int64[4] n) {{
+          y = {kind}<ceil_mode=1, strides=[2,3], auto_pad="{padding}", kernel_shape={[*kernel]}>(x)
+          n = Shape(y) }}"""
+    )
+    feeds = {"x": weights(3, 2, 6, 8)}
+    before = run(model, feeds)
+    normalize(model, opsets=range(19, 22), ir_version=10)
+    assert known_shape(model.graph.outputs[0])[1:] == before["y"].shape[1:]
+    after = run(model, feeds)
+    np.testing.assert_array_equal(after["n"], before["n"])
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads"),
+    [
+        ((2, 3), (2, 2), (1, 1, 1, 1)),
+        ((1, 3), (4, 1), (0, 0, 0, 0)),
+        ((2, 2), (4, 2), (0, 0, 1, 0)),
+    ],
+)
+def test_lengths_beside_an_axis_of_unknown_length(op, kernel, strides, pads):
+    """A Reshape that relied on a wrong length would mix the elements of the samples."""
+    results = {}
+    for width in ("8", "W"):
+        sizes = f"kernel_shape = {[*kernel]}, strides = {[*strides]}, pads = {[*pads]}"
+        model = text_model(
+            f"""<ir_version: 10, opset_import: ["" : 18]>
+            net (float[N,2,7,{width}] x) => (y) {{ y = {op}<ceil_mode = 1, {sizes}>(x) }}"""
+        )
+        normalize(model, opsets=range(18, 22), ir_version=10)
+        results[width] = run(model, {"x": weights(3, 2, 7, 8)})["y"]
+        assert known_shape(model.graph.outputs[0])[2] == results[width].shape[2]
+    np.testing.assert_allclose(results["W"], results["8"], rtol=1e-6)
+
+
 def test_lengths_after_a_window_that_is_left_out_are_right():
     """The shape inference of opset 18 counts such windows, and the layer would not fit."""
     model = text_model(

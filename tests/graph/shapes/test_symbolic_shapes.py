@@ -127,6 +127,16 @@ def test_unknown_shapes_give_no_names(body):
             assert dim is None or dim == expected
 
 
+@pytest.mark.parametrize("name", ["strides", "dilations", "pads"])
+def test_a_convolution_with_too_few_numbers(name):
+    """A later check reports it, of which this is none of the business."""
+    model = case("y = Conv<pads = [1, 0, 1, 0]>(h, c)")
+    node = model.graph.node(-1)
+    node.attributes[name] = ir.AttrInt64s(name, [])
+    node.outputs[0].shape = None
+    assert not any(names_of_output(model))
+
+
 @pytest.mark.parametrize("name", ["n*4", "n·4", "4", "n+1", "unk__0"])
 def test_a_name_of_the_user_is_one_length(name):
     model = text_model(

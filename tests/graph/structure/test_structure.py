@@ -122,6 +122,14 @@ def test_groups_of_a_convolution():
     refused(model(node("Conv", ["x", "w"], ["t"], group=0), LAST), "'group' of Conv is 0")
 
 
+@pytest.mark.parametrize("op", ["Split", "BatchNormalization"])
+def test_outputs_without_a_name_on_which_runtimes_crash(op):
+    split = node("Split", ["x", "z"], ["t", ""], axis=1)
+    norm = node("BatchNormalization", ["x", *"wwww"], ["t", "", ""], training_mode=1)
+    nodes, stored = ((split, norm)[op != "Split"], LAST), (W, ints("z", 4, 0))
+    refused(model(*nodes, stored=stored), f"{op} has an output without a name")
+
+
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_an_integer_divided_by_zero(op):
     whole = helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 4])
@@ -311,6 +319,13 @@ def test_what_only_the_checker_knows():
 
 def test_gradient_operators_of_the_training_runtime_are_taken():
     assert load_model(model(node("MaxPoolGrad", ["x", "x"], ["t"]), LAST))
+
+
+def test_the_group_normalization_of_opset_18_is_taken():
+    """ONNX 1.16 replaced it by one with parameters for each channel; runtimes compute both."""
+    norm = node("GroupNormalization", ["x", "s", "s"], ["t"], num_groups=2)
+    stored = (W, numpy_helper.from_array(np.ones(2, np.float32), "s"))
+    assert load_model(model(norm, LAST, stored=stored))
 
 
 def test_an_attribute_of_the_wrong_type():
