@@ -34,7 +34,6 @@ from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
 from ortboost.deploy.rewrites.fuse_layer_norm import fuse_layer_norm
 from ortboost.deploy.rewrites.fuse_matmul_n_bits import fuse_matmul_n_bits
 from ortboost.deploy.rewrites.fuse_pad import fuse_pad
-from ortboost.deploy.rewrites.keep_fast_pools import FAST_POOLS, has_pools, keep_fast_pools
 from ortboost.deploy.rewrites.lift_opset import lift_opset
 from ortboost.deploy.rewrites.merge_casts import merge_casts
 from ortboost.deploy.rewrites.merge_low_rank import merge_low_rank
@@ -45,6 +44,7 @@ from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.normal_form.unchanged_states import capture_unchanged_states
+from ortboost.graph.opsets.fast_pools import FAST_POOLS, has_pools, keep_fast_pools
 from ortboost.graph.shapes.declared_shapes import (
     declared_shapes,
     forget_declared,

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from ortboost.deploy.pipeline import optimize
-from ortboost.deploy.rewrites.keep_fast_pools import keep_fast_pools
 from ortboost.deploy.targets import get_target
+from ortboost.graph.opsets.fast_pools import keep_fast_pools
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
 from tests.deploy.rewrites.support import check, model_of, ops
 from tests.support import weights
 
@@ -57,3 +59,16 @@ def test_a_model_that_cannot_be_converted_keeps_its_opset():
     report = keep_fast_pools(model)
     assert model.opset_imports[""] == 20
     assert list(report.kept) == ["model"]
+
+
+@pytest.mark.parametrize(("gelu", "opset"), [(False, 18), (True, 20)])
+def test_steps_have_the_fast_kernel_unless_an_operator_would_be_written_out(gelu, opset):
+    model = model_of(
+        f"c = Conv(x, w) g = {'Gelu' if gelu else 'Relu'}(c) {POOL}",
+        "float[n,2,6,6] x, float[2,2,1,1] w",
+        "float[n,2,3,3] y", opset=20, w=weights(2, 2, 1, 1),
+    )  # fmt: skip
+    config = ProgramConfig.from_dict({"loss": {"name": "mse"}, "engine": "portable"})
+    program = build_program(model, config)
+    assert program.step.opset_imports[""] == opset
+    assert program.evaluation.opset_imports[""] == opset

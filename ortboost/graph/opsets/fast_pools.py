@@ -23,8 +23,12 @@ def has_pools(model: ir.Model) -> bool:
     return any(n.op_type == "AveragePool" and is_standard(n) for n in model.graph.all_nodes())
 
 
-def keep_fast_pools(model: ir.Model) -> Report:
+def keep_fast_pools(model: ir.Model, *, expand: bool = True) -> Report:
     """Convert a model of a newer opset that has an AveragePool to :data:`FAST_POOLS`, in place.
+
+    Args:
+        model: The model.
+        expand: Whether operators that the older opset lacks, such as Gelu, are written out.
 
     Returns:
         The report. A model that cannot be converted keeps its opset.
@@ -33,12 +37,18 @@ def keep_fast_pools(model: ir.Model) -> Report:
     opset = model.opset_imports.get("", 0)
     if opset <= FAST_POOLS or not has_pools(model):
         return report
-    opsets = range(FAST_POOLS, FAST_POOLS + 1)
+    opsets, trial = range(FAST_POOLS, FAST_POOLS + 1), model.clone()
     try:
-        convert_opset(model.clone(), opsets)  # a failure would leave the model half converted
+        convert_opset(trial, opsets)  # a failure would leave the model half converted
     except ModelError as error:
         report.kept["model"] = error.what
+        return report
+    if not expand and _operators(model) - _operators(trial):
         return report
     convert_opset(model, opsets)
     report.changed["model"] = f"opset {opset} -> {FAST_POOLS}, whose AveragePool is faster"
     return report
+
+
+def _operators(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    return {node.op_identifier() for node in model.graph.all_nodes()}
