@@ -44,6 +44,7 @@ from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.normal_form.unchanged_states import capture_unchanged_states
+from ortboost.graph.opsets.fast_pools import FAST_POOLS, has_pools, keep_fast_pools
 from ortboost.graph.shapes.declared_shapes import (
     declared_shapes,
     forget_declared,
@@ -72,7 +73,15 @@ def _for_any_target(rewrite: Callable[[ir.Model], Report]) -> Rewrite:
 
 REWRITES: dict[str, Rewrite] = {
     **{rewrite.__name__: _for_any_target(rewrite) for rewrite in _FOR_ANY_TARGET},
-    "lift_opset": lambda model, target: lift_opset(model, limit=target.lifts_to),
+    "keep_fast_pools": lambda model, target: (
+        keep_fast_pools(model) if target.cpu else Report("keep_fast_pools")
+    ),
+    "lift_opset": lambda model, target: lift_opset(
+        model,
+        limit=min(target.lifts_to, FAST_POOLS)
+        if target.cpu and has_pools(model)
+        else target.lifts_to,
+    ),
     "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders_gelu),
     "fuse_matmul_n_bits": lambda model, target: (
         fuse_matmul_n_bits(model) if target.keeps_fused else Report("fuse_matmul_n_bits")
@@ -85,7 +94,7 @@ REWRITES: dict[str, Rewrite] = {
 
 _FOLDING: Final = "fold_constants static_shapes fold_broadcast merge_casts drop_noops"
 STAGES: Final = {
-    "heads": (1, "fold_full_norm"),
+    "heads": (1, "fold_full_norm keep_fast_pools"),
     "folding": (4, f"capture_unchanged_states {_FOLDING}"),
     "fusing": (
         1,
@@ -125,7 +134,7 @@ def optimize(
     Args:
         model: A normalized inference graph with weights as initializers.
         target: The target of the graph.
-        lift: Whether the opset may be raised; False if the user chose one.
+        lift: Whether the opset may be changed; False if the user chose one.
 
     Returns:
         One report per rewrite, and the applied steps in order.
@@ -134,7 +143,7 @@ def optimize(
     steps: list[Step] = []
 
     def run(name: str) -> bool:
-        if name == "lift_opset" and not lift:
+        if name in ("keep_fast_pools", "lift_opset") and not lift:
             reports[name] = Report(name, kept={"model": "the opset was given"})
             return False
         rewrite = REWRITES[name]

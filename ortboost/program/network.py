@@ -19,6 +19,7 @@ from ortboost.graph.normal_form.ceil_pools import write_out_counted_padding
 from ortboost.graph.normal_form.squeezed_axes import state_squeezed_axes
 from ortboost.graph.normal_form.to_float32 import to_float32
 from ortboost.graph.normalize import normalize
+from ortboost.graph.opsets.fast_pools import FAST_POOLS, keep_fast_pools
 from ortboost.graph.opsets.missing_kernels import narrow_pools, sort_for_argmax
 from ortboost.graph.query import match_names
 from ortboost.graph.shapes.fix_inputs import fix_inputs
@@ -93,6 +94,8 @@ def read_network(
     log.add(write_out_log_sigmoids(model))
     log.add(sort_for_argmax(model))
     log.add(narrow_pools(model))
+    if FAST_POOLS in opsets and not model.functions:  # functions have an opset of their own
+        log.add(keep_fast_pools(model, expand=False))
     of_file = set(model.graph.initializers)
     if config.new_head is not None:
         head = new_head(model, config.new_head, seed=config.seed, output=config.loss.output)

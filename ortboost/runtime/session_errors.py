@@ -50,8 +50,8 @@ class _Known(NamedTuple):
 
 _NO_KERNEL: Final = "This onnxruntime has no kernel for {0} of opset {1} and its types."
 _OTHER_KERNEL: Final = (
-    "Export the model in float32, if it is in another type (--precision bf16 needs opset 22); else "
-    "with %s, or use an environment with another onnxruntime."
+    "If the model is not in float32, export it in float32 ('ortboost convert' accepts it as it is; "
+    "--precision bf16 needs opset 22); else with %s, or use another onnxruntime."
 )
 _KNOWN: Final = (
     _Known(

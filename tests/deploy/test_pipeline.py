@@ -159,6 +159,23 @@ def test_a_mistake_before_the_rewrites_is_told_apart(tmp_path):
         write_verified(exported, tmp_path / "o.onnx", expected=expected, feeds=[X])
 
 
+@pytest.mark.parametrize(("error", "cause"), [(0, "rounding, which this"), (5, "the graph before")])
+def test_amplified_rounding_is_told_from_a_mistake(error, cause, tmp_path):
+    """One unit in the last place of the inputs is 0.06 in the sine."""
+    exported = export_network(
+        text_model(
+            """<ir_version: 8, opset_import: ["" : 17]> net (float[n,4] x) => (float[n,4] y) {
+            big = Constant <value: tensor = float[1] {1e6}> () z = Mul(x, big) y = Sin(z) }"""
+        )
+    )
+    feeds = {"x": 1 + np.abs(weights(5, 4))}
+    expected = run(exported.base, {"x": np.nextafter(feeds["x"], np.float32(9))})["y"] + error
+    with pytest.raises(ParityError, match=f"The cause is {cause}") as info:
+        write_verified(exported, tmp_path / "o.onnx", expected=[{"y": expected}], feeds=[feeds])
+    assert_three_lines(info.value)
+    assert ("--atol 0." in info.value.fix) == (not error)
+
+
 REWRITTEN = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[n,4] x, float[n,4] z) => (float[1,n,4] y) {
     one = Constant <value: tensor = float[1,1,1] {1.0}> () q = Div(one, x) y = Mul(z, q) }"""

@@ -42,7 +42,7 @@ def _scatter(node: ir.Node) -> str | None:
     reduction = node.attributes.get_string("reduction", "none")
     if reduction in ("none", "add"):
         return None
-    return f"with reduction='{reduction}' its gradient is wrong; use 'none' or 'add'"
+    return f"with reduction='{reduction}' its gradient is wrong; use --engine portable"
 
 
 def _padding(node: ir.Node) -> str | None:

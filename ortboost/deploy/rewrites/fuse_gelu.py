@@ -28,11 +28,13 @@ def _halved(pattern: Pattern, *, alone: bool = False) -> Pattern:
     return Op("Mul", pattern, 0.5, alone=alone), Op("Div", pattern, 2.0, alone=alone)
 
 
-def _one_plus_erf(inside: Pattern) -> Op:
-    return Op("Add", Op("Erf", inside, alone=True), 1.0, alone=True)
+def _one_plus_erf(inside: Pattern, op_type: str = "Add") -> Op:
+    return Op(op_type, 1.0, Op("Erf", inside, alone=True), alone=True)
 
 
-_SHIFTED: Final = _one_plus_erf((Op("Div", "x", _ROOT), Op("Mul", "x", 1 / _ROOT)))
+_INSIDE: Final = Op("Div", "x", _ROOT), Op("Mul", "x", 1 / _ROOT)
+# The standard defines Gelu with a Sum.
+_SHIFTED: Final = _one_plus_erf(_INSIDE), _one_plus_erf(_INSIDE, "Sum")
 _GELU: Final[Pattern] = (
     _halved(Op("Mul", "x", _SHIFTED, alone=True)),
     Op("Mul", "x", _halved(_SHIFTED, alone=True)),

@@ -35,7 +35,8 @@ _BUFFER_NAME = re.compile(
     r"(.*_)?(inv_freq|freqs?(_cis)?|mask|anchors?|anchor_grid|anchor_points|strides?|window"
     r"|filter_?bank|index|fb|eps|mel_(basis|filters)|(cos|sin)(_cached)?)"
     r"|(pixel_|image_|running_)?(mean|std|var)"
-    r"|(.*_)?alphas_cumprod(_prev)?",  # of a diffusion process
+    r"|(.*_)?alphas_cumprod(_prev)?"  # of a diffusion process
+    r"|final_logits_bias",  # zeros, of the BART family in transformers
     re.IGNORECASE,
 )
 # A variable of TensorFlow in a file of tf2onnx, `net/scale/ReadVariableOp:0`, and what a layer of

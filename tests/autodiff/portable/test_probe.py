@@ -25,8 +25,8 @@ RIGHT = frozenset(
     "Min Mish Mod Mul Neg NegativeLogLikelihoodLoss PRelu Pow Reciprocal ReduceL1 ReduceL2 "
     "ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare Relu Selu Shrink Sigmoid Sin Sinh Resize Softmax SoftmaxCrossEntropyLoss "
-    "Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where BiasGelu FastGelu "
-    "QuickGelu".split()
+    "ScatterElements ScatterND Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where "
+    "BiasGelu FastGelu QuickGelu".split()
 )
 STEPS = ("Ceil", "Floor", "Hardmax", "Round", "Sign")
 

@@ -397,6 +397,18 @@ def test_one_of_two_numbers_of_a_mask_is_no_parameter():
     assert told(model, "gain") == (True, True)
 
 
+def test_the_added_zeros_of_bart_are_a_buffer():
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[1,4] final_logits_bias) => (float[batch,4] y) {
+          a = MatMul(x, w)  y = Add(a, final_logits_bias) }""",
+        w=W44,
+        final_logits_bias=np.zeros((1, 4), np.float32),
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "final_logits_bias") == (False, True)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

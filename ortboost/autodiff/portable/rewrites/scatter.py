@@ -13,16 +13,17 @@ from ortboost.graph.rewriting import Refusal, Site, rewrites
 __all__ = ["exact_scatter", "scatter_in_float32"]
 
 
-@rewrites("ScatterND", what="adds without a race between threads")
+@rewrites("ScatterND", what="reduces without a race between threads")
 def exact_scatter(site: Site) -> list[ir.Value | None] | None:
-    """Write ScatterND with reduction="add" as ScatterElements over rows, in place.
+    """Write ScatterND with a reduction as ScatterElements over rows, in place.
 
-    The CPU kernel of onnxruntime (at least 1.19 to 1.31) adds from several threads without a lock:
+    The CPU kernel of onnxruntime (at least 1.19 to 1.31) reduces in several threads without a lock:
     with repeated indices, updates are lost, differently in every run.
 
     `x` is viewed as rows, and the indices as row indices.
     """
-    if site.text("reduction", "none") != "add":
+    reduction = site.text("reduction", "none")
+    if reduction == "none":
         return None
     x, indices = site.input(0), site.input(1)
     shape = known_shape(indices)
@@ -34,8 +35,8 @@ def exact_scatter(site: Site) -> list[ir.Value | None] | None:
     base, index, rows = as_rows(site, x, indices, site.input(2))
     table = site.op("Reshape", x, joined(site, base), allowzero=1)
     full = site.op("Expand", site.op("Unsqueeze", index, site.ints(1)), site.shape_of(rows))
-    added = site.op("ScatterElements", table, full, rows, axis=0, reduction="add")
-    return [site.op("Reshape", added, site.shape_of(x), shape=x.shape, allowzero=1)]
+    made = site.op("ScatterElements", table, full, rows, axis=0, reduction=reduction)
+    return [site.op("Reshape", made, site.shape_of(x), shape=x.shape, allowzero=1)]
 
 
 @rewrites("ScatterElements", "ScatterND", what="adds in float32")

@@ -23,6 +23,7 @@ from ortboost.autodiff.sizes import (
     reshape_like,
     zeros,
 )
+from ortboost.graph.formulas import Term
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -180,15 +181,6 @@ def _nd_refused(node: ir.Node) -> str | None:
     shape = known_shape(node.inputs[1]) if node.inputs[1] is not None else None
     if not shape or not isinstance(shape[-1], int):
         return "the last dimension of its indices is unknown; export with fixed shapes"
-    return _reduction_refused(node)
-
-
-@refuses("ScatterElements")
-def _reduction_refused(node: ir.Node) -> str | None:
-    reduction = node.attributes.get_string("reduction", "none")
-    extrema = ("max", "min") if node.op_type == "ScatterElements" else ()
-    if reduction not in ("none", "add", *extrema):
-        return f"reduction='{reduction}' has no gradient here; use 'none' or 'add'"
     return None
 
 
@@ -201,13 +193,16 @@ def scatter(b: Backward) -> Gradients:
     """
     g, index, op_type = b.gradient(), b.input(1), b.node.op_type
     options = {} if op_type == "ScatterND" else {"axis": b.integer("axis", 0)}
-    if b.text("reduction", "none") in ("max", "min"):
+    reduction = b.text("reduction", "none")
+    if reduction in ("max", "min"):
         return _scatter_extremum(b, options)
+    if reduction == "mul":
+        return _scatter_product(b, options)
     gx, gu = None, None
     if b.needs_gradient(0):
         gx = g
         # With addition, every element of x stays in y.
-        if b.text("reduction", "none") == "none":
+        if reduction == "none":
             nothing = zeros(b, b.input(2), b.dtype)
             gx = b.op(op_type, g, index, nothing, shape=b.input(0).shape, **options)
     if b.needs_gradient(2):
@@ -222,14 +217,48 @@ def _scatter_extremum(b: Backward, options: dict[str, int]) -> Gradients:
     Equal elements share the gradient, as in ``torch.scatter_reduce``.
     """
     x, index, u, y = b.input(0), b.input(1), b.input(2), b.output()
-    reached = b.op("GatherElements", y, index, shape=u.shape, **options)
+    scatter_type = b.node.op_type
+    gather_type = scatter_type.replace("Scatter", "Gather")
+    reached = b.op(gather_type, y, index, shape=u.shape, **options)
     from_x = b.op("Equal", x, y, shape=x.shape)
     from_u = b.op("Equal", u, reached, shape=u.shape)
     ones = {"reduction": "add", "shape": x.shape, **options}
-    count = b.op("ScatterElements", b.cast(from_x), index, b.cast(from_u), **ones)
+    count = b.op(scatter_type, b.cast(from_x), index, b.cast(from_u), **ones)
     share = b.op("Div", b.gradient(), count, shape=x.shape)
-    picked = b.op("GatherElements", share, index, shape=u.shape, **options)
+    picked = b.op(gather_type, share, index, shape=u.shape, **options)
     return [b.masked(from_x, share), None, b.masked(from_u, picked)]
+
+
+def _scatter_product(b: Backward, options: dict[str, int]) -> Gradients:
+    """`y = x * product of u at i`: `g` times the product of the other factors, even with zeros.
+
+    As for ReduceProd, with `z` zeros among the factors of an element and `q` the product of those
+    that are not 0: `g q / f` where a factor `f` is not 0 and z = 0, `g q` where f = 0 and z = 1.
+    """
+    index, scatter_type = b.input(1), b.node.op_type
+    gather_type = scatter_type.replace("Scatter", "Gather")
+    inputs = [Term(b, b.input(place)) for place in (0, 2)]
+    are_zero = [f.call("Equal", 0.0) for f in inputs]
+    factors = [zero.where(1.0, f) for f, zero in zip(inputs, are_zero, strict=True)]
+
+    def scattered(reduction: str, x: ir.Value, u: ir.Value) -> Term:
+        made = b.op(scatter_type, x, index, u, reduction=reduction, shape=x.shape, **options)
+        return Term(b, made)
+
+    zeros = scattered("add", *(b.cast(zero.value) for zero in are_zero))
+    scaled = scattered("mul", *(f.value for f in factors)) * b.gradient()
+
+    def only(count: float, shape: ir.Shape | None) -> list[Term]:
+        found = zeros.call("Equal", count).where(scaled, 0.0)
+        return [found, Term(b, b.op(gather_type, found.value, index, shape=shape, **options))]
+
+    shape = b.input(2).shape
+    none, one = only(0.0, shape), only(1.0, shape)
+    gx, gu = (
+        zero.where(alone, others / f).value
+        for zero, alone, others, f in zip(are_zero, one, none, factors, strict=True)
+    )
+    return [gx, None, gu]
 
 
 @register("ReverseSequence")

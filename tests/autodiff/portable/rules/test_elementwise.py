@@ -162,3 +162,34 @@ def test_no_gradient_where_none_is_wanted():
         y = Mul(a, c) loss = ReduceSum<keepdims = 0>(y) }""")
     result = assert_gradients(model, ["c"], random_feeds(model), engine="portable")
     assert sum(node.op_type == "Mul" for node in result.graph) == 2
+
+
+@pytest.mark.parametrize("square", ["Mul(d, d)", "Pow(d, two)"])
+@pytest.mark.parametrize("scaled", ["Mul(q, c)", "Mul(c, q)", "Div(q, c)"])
+def test_a_deviation_of_zero_passes_no_gradient(square, scaled):
+    """As ``torch.std`` of a channel that is constant: 0, not 0 / 0."""
+    model = graph(
+        f"""g (float[2,3] x) => (float loss)
+        <float two = {{2.0}}, float[1] c = {{1.5}}, int64[1] ax = {{1}}> {{
+        m = ReduceMean(x, ax) d = Sub(x, m) s = {square} q = ReduceMean(s, ax) u = {scaled}
+        v = Squeeze(u) y = Sqrt(v) loss = ReduceSum<keepdims = 0>(y) }}"""
+    )
+    feeds = {"x": np.array([[1, 2, 4], [3, 3, 3]], np.float32)}
+    found = run(differentiate(model, "loss", ["x"], "portable"), feeds)["x_grad"]
+    d = np.array([-4, -1, 5]) / 3  # from the mean
+    factor = 1 / 1.5 if "Div" in scaled else 1.5
+    np.testing.assert_allclose(found[0], np.sqrt(factor / (3 * (d**2).sum())) * d, rtol=1e-5)
+    np.testing.assert_array_equal(found[1], 0)
+
+
+@pytest.mark.parametrize("inside", ["Mul(x, x)", "ReduceSum(x)", "Mul(k, x)"])
+def test_another_root_of_zero_is_infinitely_steep(inside):
+    """Also of a sum of squares times a value with a gradient, which has no limit at 0."""
+    model = graph(
+        f"""g (float[1] x) => (float loss) {{
+        p = Mul(x, x) k = ReduceSum<keepdims = 0>(p) z = {inside}
+        y = Sqrt(z) loss = ReduceSum<keepdims = 0>(y) }}"""
+    )
+    feeds = {"x": np.zeros(1, np.float32)}
+    found = run(differentiate(model, "loss", ["x"], "portable"), feeds)
+    assert not np.isfinite(found["x_grad"]).all()
