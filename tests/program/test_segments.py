@@ -96,8 +96,17 @@ def test_a_large_gradient_after_small_ones_goes_by_itself():
     assert order_gradients(model, {"a": 4, "b": 4, "c": 100}, 2) == [["a", "b"], ["c"]]
 
 
-def test_sizes_that_only_a_run_knows_do_not_pass():
-    model = graph("i = NonZero(x)  f = Cast<to = 1>(i)  b = ReduceSum<keepdims = 0>(f)  a = Neg(x)")
+@pytest.mark.parametrize(
+    "found",
+    [
+        *("NonZero(x)", "Unique(x)", "Compress(x, x)", "NonMaxSuppression(x, x)"),
+        "If<then_branch = t () => (float[N] o) { o = Neg(x) }, "
+        "else_branch = e () => (float[N] q) { q = Exp(x) }>(x)",
+        "Loop<body = l (int64 k, bool p) => (bool r, float s) { r = Not(p) s = Cast(k) }>(x, x)",
+    ],
+)
+def test_sizes_that_only_a_run_knows_do_not_pass(found):
+    model = graph(f"i = {found}  f = Cast<to = 1>(i)  b = ReduceSum<keepdims = 0>(f)  a = Neg(x)")
     assert order_gradients(model, {"b": 4, "a": 16}, 2) == [["b", "a"]]
 
 
