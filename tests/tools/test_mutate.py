@@ -112,7 +112,9 @@ def test_outcomes(tmp_path):
         top = "" if "skip" in body else "def test_one():\n    "
         path.write_text(f"{top}{body}\n")
     paths.append(ROOT / "tests" / "drawing" / "test_layout.py")
-    script = "import sys; from tools import mutate as m; print(*(m.run([p], 4) for p in sys.argv[1:]))"
+    script = (
+        "import sys; from tools import mutate as m; print(*(m.run([p], 4) for p in sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, paths)],
         cwd=ROOT,
@@ -130,8 +132,7 @@ def test_outcomes(tmp_path):
         (
             "boosts/loss_scale.py",
             [
-                "test_doctests.py::test_every_example_answers_what_it_says"
-                "[boosts]",
+                "test_doctests.py::test_every_example_answers_what_it_says[boosts]",
                 "program/test_step.py",
             ],
         ),
