@@ -61,7 +61,7 @@ def mirrored_test(module: str) -> str:
 
 
 def last_tests(module: str) -> list[str]:
-    """What gradient rules and decompositions are tested with, after their own tests: all operators."""
+    """The tests of all operators, for gradient rules and decompositions, after their own tests."""
     folders = (f"{_RULES}/", f"{_DECOMPOSE}/")
     return [f"{_RULE_TESTS}/test_probe.py"] if module.startswith(folders) else []
 

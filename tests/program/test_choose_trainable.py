@@ -22,7 +22,8 @@ from tests.support import (
 
 DOUBTFUL = """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
 net (float[N,4] x, float[4,3] weight, float[3] gain, float[4] inv_freq) => (float[N,3] y) {
-  two = Constant<value_float = 2.0>()  i = Mul(inv_freq, two)  a = Mul(x, i)  b = MatMul(a, weight)  y = Mul(b, gain) }"""
+  two = Constant<value_float = 2.0>()  i = Mul(inv_freq, two)  a = Mul(x, i)
+  b = MatMul(a, weight)  y = Mul(b, gain) }"""
 
 
 def doubtful():
