@@ -14,6 +14,7 @@ from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     assert_three_lines,
     batch_for,
+    small_convnet,
     small_mlp,
     stepper,
     text_model,
@@ -137,6 +138,7 @@ def test_a_list_says_all():
         (doubtful, {"gian": True}, "Did you mean 'gain'?"),
         (doubtful, {"weight": True, "gian": False}, "Did you mean 'gain'?"),
         (doubtful, {"gain": False}, "Mark at least one parameter"),
+        (small_convnet, {"cw": True, "mean": True}, "write 'mean false'"),
     ],
 )
 def test_lists_that_do_not_fit(model, listed, words):
