@@ -22,13 +22,28 @@ __all__ = ["changed_files", "last_tests", "mirrored_test", "tests_of", "unmirror
 ROOT = Path(__file__).resolve().parents[1]
 # Not found by imports: rules that are loaded by name, and tested with others of their kind.
 _RULES, _RULE_TESTS = "ortboost/autodiff/portable/rules", "tests/autodiff/portable"
+_DECOMPOSE = "ortboost/autodiff/decompose"
+_DECOMPOSED = (
+    *("activations", "affine_grid", "einsum", "fourier", "layouts"),
+    *("normalizations", "reductions", "registry", "steps", "trigonometry"),
+)
 ELSEWHERE = {
+    **{f"{_DECOMPOSE}/{n}.py": ["tests/autodiff/decompose/test_rules.py"] for n in _DECOMPOSED},
     "ortboost/cli/command.py": ["tests/cli/test_config_file.py"],
     "ortboost/cli/parse.py": ["tests/cli/test_parse_scale.py"],
     "ortboost/boosts/loss_scale.py": ["tests/program/test_step.py"],
     "ortboost/optimizers/base.py": ["tests/optimizers/test_golden.py"],
+    "ortboost/graph/normalize.py": ["tests/graph/weights/test_origins.py"],
+    "ortboost/program/gradients.py": [
+        "tests/program/test_step.py",
+        "tests/boosts/test_group_loss_scale.py",
+    ],
     "ortboost/program/step.py": ["tests/boosts/test_own_boost.py"],
     "ortboost/transforms/attach_loss.py": ["tests/transforms/test_own_loss.py"],
+    "ortboost/transforms/loss_config.py": [
+        "tests/program/test_training_graphs.py",
+        "tests/transforms/test_attach_loss.py",
+    ],
     "ortboost/training/data/csv_file.py": ["tests/training/data/test_tables.py"],
     f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
     f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
@@ -46,8 +61,9 @@ def mirrored_test(module: str) -> str:
 
 
 def last_tests(module: str) -> list[str]:
-    """What every gradient rule is tested with, after its own tests: all operators in turn."""
-    return [f"{_RULE_TESTS}/test_probe.py"] if module.startswith(f"{_RULES}/") else []
+    """The tests of all operators, for gradient rules and decompositions, after their own tests."""
+    folders = (f"{_RULES}/", f"{_DECOMPOSE}/")
+    return [f"{_RULE_TESTS}/test_probe.py"] if module.startswith(folders) else []
 
 
 @cache

@@ -138,9 +138,9 @@ class GraphContext:
         model: The graph, modified in place.
         output: Name of the output that the loss is computed from; ``None`` for the only or first
             one.
-        frozen_norm: Whether a BatchNormalization stays in inference mode.
-        new_weights: Names of weights that the file does not have: those of a new head. Weights that
-            boosts add in ``rewrite_network`` are found without it.
+        frozen_norm: In ``rewrite_network``, whether a BatchNormalization stays in inference mode.
+        new_weights: In ``rewrite_network``, names of weights that the file does not have: those of
+            a new head. Weights that boosts add there are found without it.
         prediction: Name of the tensor that the loss reads. This and all fields below are empty in
             ``rewrite_network``.
         objective: Name of the loss to differentiate.

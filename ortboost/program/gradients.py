@@ -220,9 +220,8 @@ class _Bundle:
 
 
 def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:
-    """`0 * 16 * sum(grad^2)` as float32: zero, or NaN."""
-    single = grad if grad.dtype is None else b.cast(grad, ir.DataType.FLOAT)
-    total = b.op("ReduceSumSquare", single, keepdims=0, shape=())
+    """`0 * 16 * sum(grad^2)`: zero, or NaN."""
+    total = b.op("ReduceSumSquare", grad, keepdims=0, shape=())
     total = b.op("Mul", total, b.const(16.0), shape=())  # inf from a norm of 2^62 on
     return b.op("Mul", total, b.const(0.0), name=ZEROS, shape=())
 
@@ -231,8 +230,7 @@ def _zero_sum(b: Builder, value: ir.Value, name: str) -> ir.Value:
     """`sum(0 * value)` as float32: zero, or NaN."""
     dtype = value.dtype or ir.DataType.FLOAT
     zero = b.op("ReduceSum", b.op("Mul", value, b.const(0.0, dtype)), keepdims=0, shape=())
-    if dtype != ir.DataType.FLOAT:
-        zero = b.cast(zero, ir.DataType.FLOAT)
+    zero = b.cast(zero, ir.DataType.FLOAT)
     zero.name = b.unique(name)  # ortboost.program.split finds it by its name
     return zero
 

@@ -45,7 +45,7 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         copy = ir.val(_DETACHED + name, shape=table.shape, type=table.type)
         apart = detached.setdefault(name, copy)
         fixed = b.op("Gather", apart, b.const(row, ir.DataType.INT64), axis=0)
-        if data.dtype != table.dtype and data.dtype is not None:
+        if data.dtype is not None:
             fixed = b.cast(fixed, data.dtype)
         # ONNX counts a negative index from the end; Mod has the sign of the divisor.
         kind = ids.dtype or ir.DataType.INT64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -162,8 +163,8 @@ def test_the_group_where_an_overflow_begins_is_to_blame(guilty, engine):
 @given(pattern=st.lists(st.booleans(), min_size=1, max_size=30))
 @settings(max_examples=15, deadline=None)
 def test_the_scales_in_the_graph_follow_their_host_twin(pattern):
-    law = GroupedScaleConfig((64.0, 8.0), 2, min_scale=4.0, max_scale=70.0)
-    training = GRAPH.setdefault("it", stepper(build(small_mlp(), law)))
+    training = in_three_groups()
+    law = THREE
     training.load_state(training.program.initial)
     good = batch_for(training.program, 6)
     bad = {**good, "x": np.full_like(good["x"], np.nan)}
@@ -172,12 +173,17 @@ def test_the_scales_in_the_graph_follow_their_host_twin(pattern):
         result = training.step(bad if overflow else good, {"learning_rate": 0.0})
         assert result.overflow == overflow
         # nan data come from outside: the last group is not finite, so it is to blame
-        scales = grouped_update(scales, np.array([False, overflow]), law)
+        scales = grouped_update(scales, np.array([False, False, overflow]), law)
         np.testing.assert_array_equal(training.get(names.SCALE), scales)
     assert result.total_skips == sum(pattern)
 
 
-GRAPH: dict[str, object] = {}
+THREE = GroupedScaleConfig((64.0, 8.0, 16.0), 3, min_scale=4.0, max_scale=70.0)
+
+
+@functools.cache
+def in_three_groups():
+    return stepper(build(steep(), THREE))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

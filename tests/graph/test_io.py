@@ -186,6 +186,15 @@ def test_external_data_in_a_sub_folder(tmp_path):
     )
 
 
+@pytest.mark.parametrize("threshold", [0, 10**9])
+def test_a_given_proto_is_written_unless_weights_go_beside_it(threshold, tmp_path):
+    model = small_mlp()
+    proto = ir.to_proto(model)
+    proto.doc_string = "given"
+    save_model(model, tmp_path / "m.onnx", proto=proto, external_data_threshold=threshold)
+    assert onnx.load(tmp_path / "m.onnx").doc_string == ("given" if threshold else "")
+
+
 def test_big_weights_are_saved_beside_the_model(tmp_path):
     model = small_mlp(hidden=64)
     held = {name: value.const_value for name, value in model.graph.initializers.items()}

@@ -14,6 +14,7 @@ from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     assert_three_lines,
     batch_for,
+    small_convnet,
     small_mlp,
     stepper,
     text_model,
@@ -22,7 +23,8 @@ from tests.support import (
 
 DOUBTFUL = """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
 net (float[N,4] x, float[4,3] weight, float[3] gain, float[4] inv_freq) => (float[N,3] y) {
-  a = Mul(x, inv_freq)  b = MatMul(a, weight)  y = Mul(b, gain) }"""
+  two = Constant<value_float = 2.0>()  i = Mul(inv_freq, two)  a = Mul(x, i)
+  b = MatMul(a, weight)  y = Mul(b, gain) }"""
 
 
 def doubtful():
@@ -136,6 +138,7 @@ def test_a_list_says_all():
         (doubtful, {"gian": True}, "Did you mean 'gain'?"),
         (doubtful, {"weight": True, "gian": False}, "Did you mean 'gain'?"),
         (doubtful, {"gain": False}, "Mark at least one parameter"),
+        (small_convnet, {"cw": True, "mean": True}, "write 'mean false'"),
     ],
 )
 def test_lists_that_do_not_fit(model, listed, words):

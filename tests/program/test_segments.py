@@ -90,14 +90,26 @@ def test_gradients_in_the_order_in_which_they_can_be_there():
     assert order_gradients(model, {"b": 16, "a": 16}, 2) == [["a"], ["b"]]
 
 
-def test_a_large_gradient_after_small_ones_goes_by_itself():
+@pytest.mark.parametrize("sizes", [(4, 4, 100), (4, 3, 5)])
+def test_a_gradient_is_in_the_group_of_its_middle(sizes):
+    """A large one after small ones goes by itself."""
     outputs = "float[4] a, float[4] b, float[4] c"
     model = graph("a = Neg(x)  b = Exp(a)  c = Exp(b)", outputs=outputs)
-    assert order_gradients(model, {"a": 4, "b": 4, "c": 100}, 2) == [["a", "b"], ["c"]]
+    found = order_gradients(model, dict(zip("abc", sizes, strict=True)), 2)
+    assert found == [["a", "b"], ["c"]]
 
 
-def test_sizes_that_only_a_run_knows_do_not_pass():
-    model = graph("i = NonZero(x)  f = Cast<to = 1>(i)  b = ReduceSum<keepdims = 0>(f)  a = Neg(x)")
+@pytest.mark.parametrize(
+    "found",
+    [
+        *("NonZero(x)", "Unique(x)", "Compress(x, x)", "NonMaxSuppression(x, x)"),
+        "If<then_branch = t () => (float[N] o) { o = Neg(x) }, "
+        "else_branch = e () => (float[N] q) { q = Exp(x) }>(x)",
+        "Loop<body = l (int64 k, bool p) => (bool r, float s) { r = Not(p) s = Cast(k) }>(x, x)",
+    ],
+)
+def test_sizes_that_only_a_run_knows_do_not_pass(found):
+    model = graph(f"i = {found}  f = Cast<to = 1>(i)  b = ReduceSum<keepdims = 0>(f)  a = Neg(x)")
     assert order_gradients(model, {"b": 4, "a": 16}, 2) == [["b", "a"]]
 
 

@@ -154,6 +154,7 @@ def test_each_half_describes_itself():
     split = split_program(built)["step"]
     first, second = read_catalogue(split.gradients), read_catalogue(split.update)
     assert [s.name for s in first.batch] == [s.name for s in built.catalogue.batch]
+    assert not second.randomness  # the draws are in the forward pass
     assert not first.hyper
     assert all(entry.next is None for entry in first.state)
     received = (*split.summed, *split.checks, *split.kept)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +21,7 @@ def f(x: int, flag: bool = True) -> str | None:
     if x < 3 and flag:
         raise ValueError("some text")
     x += 1
+    zip(x, x, strict=True)
     return "Relu" if not flag else None
 
 
@@ -42,7 +42,8 @@ def changed(before: str) -> list[str]:
         ("x < 3 and flag", ["(not (x < 3 and flag))", "(x < 3 or flag)"]),
         ("3", ["(4)"]),
         ("7", ["(8)"]),
-        ("True", ["(False)"]),
+        ("True", ["(False)"]),  # the default, not that of zip
+        ("zip(x, x, strict=True)", ["pass"]),
         ("x += 1", ["pass"]),
         ("1", ["(2)"]),
         ('"Relu"', ["('Relu_x')"]),
@@ -92,37 +93,49 @@ def test_the_file_is_put_back_whatever_happens(monkeypatch):
     assert path.read_bytes() == source
 
 
-def outcome(path: Path) -> str:
-    """What a run of a test file comes to; in a process of its own, as it forks."""
-    script = f"import sys; from tools import mutate; print(mutate.run([{str(path)!r}], 5))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+OUTCOMES = {
+    "assert False": "failed",
+    "while True: pass": "timeout",
+    "import signal; signal.alarm(1); signal.pause()": "timeout",
+    # As those that need torch do without it: they would seem to catch every mutant.
+    "import pytest; pytest.skip('no torch', allow_module_level=True)": "passed",
+}
+
+
+def test_outcomes(tmp_path):
+    """In a process of its own, as it forks; the last file is of this suite.
+
+    What was imported before disturbs no test, with warnings as errors, as the suite has them.
+    """
+    paths = [tmp_path / f"test_{number}.py" for number in range(len(OUTCOMES))]
+    for path, body in zip(paths, OUTCOMES, strict=True):
+        top = "" if "skip" in body else "def test_one():\n    "
+        path.write_text(f"{top}{body}\n")
+    paths.append(ROOT / "tests" / "drawing" / "test_layout.py")
+    script = (
+        "import sys; from tools import mutate as m; print(*(m.run([p], 4) for p in sys.argv[1:]))"
     )
-    return done.stdout.strip()
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [("assert False", "failed"), ("while True: pass", "timeout")],
-)
-def test_outcomes(tmp_path, body, expected):
-    path = tmp_path / "test_one.py"
-    path.write_text(f"def test_one():\n    {body}\n")
-    assert outcome(path) == expected
-
-
-def test_a_file_that_skips_as_a_whole_notices_nothing(tmp_path):
-    """As those that need torch do without it: they would seem to catch every mutant."""
-    path = tmp_path / "test_one.py"
-    path.write_text("import pytest\npytest.skip('no torch', allow_module_level=True)\n")
-    assert outcome(path) == "passed"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, paths)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [*OUTCOMES.values(), "passed"]
 
 
 @pytest.mark.parametrize(
     ("module", "tests"),
     [
-        ("graph/query.py", ["graph/test_query.py"]),
-        ("boosts/loss_scale.py", ["program/test_step.py"]),
+        ("graph/reach.py", ["graph/test_reach.py"]),
+        (
+            "boosts/loss_scale.py",
+            [
+                "test_doctests.py::test_every_example_answers_what_it_says[boosts]",
+                "program/test_step.py",
+            ],
+        ),
         (
             "autodiff/portable/rules/swapped.py",
             ["autodiff/portable/rules/test_convolution.py", "autodiff/portable/test_probe.py"],
@@ -131,8 +144,3 @@ def test_a_file_that_skips_as_a_whole_notices_nothing(tmp_path):
 )
 def test_the_tests_of_a_mutant(module, tests):
     assert mutate.selected(f"ortboost/{module}", False) == [f"tests/{test}" for test in tests]
-
-
-def test_what_was_imported_before_disturbs_no_test():
-    """With warnings as errors, as the suite has them."""
-    assert outcome(ROOT / "tests" / "drawing" / "test_layout.py") == "passed"

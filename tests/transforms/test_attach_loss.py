@@ -241,8 +241,8 @@ def test_class_weights_of_dense_labels_in_another_axis():
         ({"weight": [1.0, 0.0]}, "A class has the weight 0"),
         ({"weight": 2.0}, "not \\[classes\\]"),
         ({"weight": [1.0, np.nan]}, "finite"),
-        ({"weight": [1.0, 2.0], "name": "l1"}, "has no effect for"),
-        ({"from_logits": False, "name": "l1"}, "has no effect for"),
+        ({"weight": [1.0, 2.0], "name": "l1"}, "^weight of LossConfig has no effect"),
+        ({"from_logits": False, "name": "l1"}, "'from_logits' has no effect for"),
     ],
 )
 def test_class_weights_are_checked(fields, message):

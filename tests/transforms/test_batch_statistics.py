@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import ModelError
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.trainable_norm import to_training
 from tests.support import run, text_model, weights
@@ -25,6 +26,17 @@ INFERENCE = "y = BatchNormalization<epsilon = 0.01>(x, s, t, m, v)"
 def model(nodes: str, shape: str = "N,3,4", outputs: str = "float[N,3,4] y") -> ir.Model:
     text = f"""{HEADER} g (float[{shape}] x, float[3] s, float[3] t) => ({outputs}) {{ {nodes} }}"""
     return text_model(text, s=weights(3, seed=1), t=weights(3, seed=2))
+
+
+def test_numbers_of_another_type():
+    header = f"{HEADER} g (double[N,3,4] x, double[3] s, double[3] t) => (double[N,3,4] y)"
+    stored = {"s": np.float64([1, 2, 3]), "t": np.float64([4, 5, 6])}
+    found = text_model(f"{header} {{ {STATISTICS + INFERENCE} }}", **stored)
+    infer_shapes(found)
+    feeds = {"x": np.random.default_rng(0).standard_normal((5, 3, 4))}
+    before = run(found, feeds)["y"]
+    assert write_out_batch_statistics(found).changed
+    np.testing.assert_allclose(run(found, feeds)["y"], before, rtol=1e-7)
 
 
 @pytest.mark.parametrize("form", [TRAINING, INFERENCE], ids=["training", "inference"])

@@ -134,8 +134,8 @@ CROSS_7 = """SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>"""
         'l = NegativeLogLikelihoodLoss<reduction = "mean", ignore_index = -7>(p, target)',
         f"a = Identity(target) t = Cast<to = 6>(a) l = {CROSS_7}(scores, t)",
         "o = Constant<value_ints = [1]>() z = Constant<value_ints = [0]>() "
-        "f = Constant<value_ints = [-1]>() u = Unsqueeze(target, o) t = Transpose(u) "
-        f"s = Squeeze(t, z) r = Reshape(s, f) l = {CROSS_7}(scores, r)",
+        "f = Constant<value_ints = [-1]>() u = Unsqueeze(target, o) v = Flatten(u) "
+        f"t = Transpose(v) s = Squeeze(t, z) r = Reshape(s, f) l = {CROSS_7}(scores, r)",
     ],
 )
 def test_labels_are_held_to_the_classes(write, body):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import ConfigError, UsageError
@@ -13,6 +14,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.padding_rows import protect_padding_rows
+from ortboost.transforms.precision import PrecisionConfig
 from tests.support import native_only, run, small_mlp, stepper, text_model, weights
 
 IDS = np.array([[0, 2, 1], [3, 0, 0]])
@@ -78,6 +80,14 @@ def test_a_step(engine, tied, padding):
     gradient = expected(before, labels, tied=tied, padding=padding)
     np.testing.assert_allclose(before - after, gradient, rtol=1e-5, atol=1e-5)
     assert padding is None or tied or not (before - after)[padding].any()
+
+
+def test_a_lookup_in_a_table_that_mixed_precision_casts():
+    """Its rows are fp16, and so is the row without a gradient, or a runtime refuses the graph."""
+    config = ProgramConfig(precision=PrecisionConfig("fp16"), engine="portable")
+    step_graph = build_program(model(tied=True), config).step.graph
+    [lookup] = [node for node in step_graph if node.outputs[0].name == "e"]
+    assert [value.dtype for value in lookup.inputs[1:]] == [ir.DataType.FLOAT16] * 2
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 2)])

@@ -14,8 +14,17 @@ from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine
 from tests.autodiff.numeric import evaluate, numeric_gradients
 from tests.autodiff.oracle import Case, cases
-from tests.autodiff.portable.test_probe import RIGHT, refused
+from tests.autodiff.portable.test_probe import refused
 
+_ALGEBRA = frozenset(
+    "Abs Acos Acosh Add Asin Asinh Atan Atanh Cast CastLike Celu Clip Cos Cosh CumSum Det Div "
+    "Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Log LogSoftmax Max Mean "
+    "Min Mish Mod Mul Neg NegativeLogLikelihoodLoss PRelu Pow Reciprocal ReduceL1 ReduceL2 "
+    "ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare Relu Selu Shrink Sigmoid Sin Sinh Resize Softmax SoftmaxCrossEntropyLoss "
+    "Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where BiasGelu FastGelu "
+    "QuickGelu".split()
+)
 # Cases in which the reference evaluator is wrong: it overflows, divides by 0, or ignores -1.
 _ITS_FAULT = {
     ("LogSoftmax", "large"),
@@ -33,7 +42,7 @@ def fits(case: Case) -> bool:
         or case.op == "Resize"
         or refused(case)
         or (case.op, case.note) in _ITS_FAULT
-        or case.op not in RIGHT
+        or case.op not in _ALGEBRA
     )
 
 

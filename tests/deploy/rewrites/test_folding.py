@@ -406,6 +406,16 @@ def test_what_is_no_gemm(body, x, k, reason):
     assert_kept(report, "a", reason)
 
 
+def test_a_product_of_integers_is_no_gemm():
+    """The runtime has no such kernel."""
+    integers = np.arange(12).reshape(4, 3)
+    types = "int64[n,4] x, int64[4,3] w, int64[3] k"
+    body = "h = MatMul(x, w) [a] y = Add(h, k)"
+    model = model_of(body, types, "int64[n,3] y", w=integers, k=integers[0])
+    report = check(fuse_gemm, model, {"x": integers.reshape(3, 4)})
+    assert_kept(report, "a", "integers")
+
+
 HARD = {
     "HardSwish": [
         "a = Add(x, three) c = Clip(a, zero, six) m = Mul(x, c) y = Div(m, six)",

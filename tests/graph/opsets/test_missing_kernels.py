@@ -139,6 +139,27 @@ def test_a_dilated_convolution_with_automatic_padding_runs(mode):
     np.testing.assert_allclose(run(model, {"x": x})["y"], wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'auto_pad = "SAME_UPPER", strides = [2, 2]',  # the runtime has it without dilation
+        'auto_pad = "VALID", dilations = [2, 3]',
+        "pads = [1, 1, 1, 1], dilations = [2, 3]",
+    ],
+)
+def test_other_convolutions_keep_their_padding(settings):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,H,7] x, float[1,1,3,2] w) => (float[N,1,a,b] y) {{
+          y = Conv<{settings}>(x, w) }}""",
+        w=weights(1, 1, 3, 2),
+    )
+    x = weights(2, 1, 9, 7)
+    before = run(model, {"x": x})["y"]
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], before)
+
+
 @pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize(("axis", "keep"), [(1, 0), (-1, 1), (0, 0)])
 def test_extrema_of_int64_are_found_by_sorting(operator, axis, keep):

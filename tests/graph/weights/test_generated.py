@@ -20,6 +20,7 @@ A = angles()
 P, Q = np.arange(16) // 4, np.arange(16) % 4
 WAVES = {
     "interleaved": np.stack([np.sin(A), np.cos(A)], -1).reshape(1, 16, 16),
+    "of four positions": np.stack([np.sin(A[:4]), np.cos(A[:4])], -1).reshape(4, 16),
     "in halves": np.concatenate([np.sin(A), np.cos(A)], -1),
     "sines": np.sin(A)[None, None],
     "of two axes, behind a class token": np.concatenate(
