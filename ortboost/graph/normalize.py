@@ -238,10 +238,12 @@ def _drop_idle_attributes(model: ir.Model) -> None:
         if len(known_shape(input_at(node, 1)) or ()) == 1:
             node.attributes.pop("spatial", None)
     for node in find_nodes(model.graph.all_nodes(), "AveragePool", "LpPool", "MaxPool"):
-        # SAME decides the size of the output alone; shape inference rounds it up a second time.
+        # SAME decides the size of the output alone; shape inference rounds it up a second time, and
+        # would count pads beside auto_pad, which runtimes ignore.
         mode = node.attributes.get_string("auto_pad", "NOTSET")
         if mode != "NOTSET":
             node.attributes.pop("auto_pad" if mode == "VALID" else "ceil_mode", None)
+            node.attributes.pop("pads", None)
 
 
 def _make_axes_vectors(model: ir.Model) -> None:

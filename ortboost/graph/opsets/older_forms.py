@@ -25,7 +25,8 @@ _ADDED = frozenset(
     "seed select_last_index start training_mode value_float value_floats value_int value_ints "
     "value_string value_strings".split()
 )
-_NEW_VALUES = ("half_pixel_symmetric", "max", "min", "wrap")  # of attributes that are older
+# Values that older attributes have since an opset.
+_NEW_VALUES: Final = {"half_pixel_symmetric": 19, "max": 18, "min": 18, "wrap": 19}
 
 
 def drop_new_defaults(node: ir.Node, version: int) -> None:
@@ -40,10 +41,17 @@ def drop_new_defaults(node: ir.Node, version: int) -> None:
 
 
 def newer_attribute(node: ir.Node, version: int) -> str | None:
-    """An attribute that an opset lacks, which the converter of onnx would leave in the file."""
+    """An attribute that an opset lacks, or its value; the converter of onnx leaves both in."""
     schema = find_schema(node.op_type, version)
     known = node.attributes if schema is None else schema.attributes
-    return next((name for name in node.attributes if name not in known), None)
+    newer = (n for n, a in node.attributes.items() if n not in known or _has_newer(a, version))
+    return next(newer, None)
+
+
+def _has_newer(attribute: ir.Attr, version: int) -> bool:
+    """Whether an opset lacks the value of an attribute."""
+    value = attribute.value
+    return isinstance(value, str) and _NEW_VALUES.get(value, 0) > version
 
 
 def means_the_same(node: ir.Node, version: int) -> bool:
@@ -71,7 +79,7 @@ def _same_attributes(node: ir.Node, new: Any, old: Any) -> bool:
             continue
         if given is None and _default(former) != _default(attribute):
             return False
-        if given is not None and given.value in _NEW_VALUES:
+        if given is not None and _has_newer(given, new.since_version - 1):
             return False
     return True
 

@@ -94,6 +94,22 @@ def test_lengths_with_auto_pad(kind, padding, kernel):
 
 
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "VALID"])
+def test_pads_beside_auto_pad_have_no_effect(op, mode):
+    """Runtimes ignore them, but shape inference counts them."""
+    attributes = f'kernel_shape = [3,3], strides = [2,2], auto_pad = "{mode}", pads = [1,1,1,1]'
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,2,7,8] x) => (y) {{ y = {op}<{attributes}>(x) }}"""
+    )
+    feeds = {"x": weights(3, 2, 7, 8)}
+    before = run(model, feeds)["y"]
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert known_shape(model.graph.outputs[0])[1:] == before.shape[1:]
+    np.testing.assert_array_equal(run(model, feeds)["y"], before)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
 @pytest.mark.parametrize(
     ("kernel", "strides", "pads"),
     [

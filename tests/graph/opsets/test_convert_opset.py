@@ -54,7 +54,7 @@ def test_an_operator_that_the_own_opset_lacks_is_named():
         ("Reshape<allowzero = 1>(x, a)", "for Reshape"),
         ("Reshape<allowzero = 1>(o, z)", "for Reshape"),
         ('ScatterElements<reduction = "max">(x, a, x)', "ScatterElements"),
-        ('Pad<mode = "wrap">(x, a)', "for Pad"),
+        ('Pad<mode = "wrap">(x, a)', "'mode' of Pad"),
         ("Resize(r, , x)", "for Resize"),  # opset 11 needs the omitted input
         ("AveragePool<kernel_shape = [2, 2], dilations = [2, 2]>(r)", "'dilations' of AveragePool"),
         ("ReduceSum<noop_with_empty_axes = 1>(x)", "'noop_with_empty_axes' of ReduceSum"),
@@ -79,6 +79,26 @@ def test_what_an_older_opset_cannot_have_is_named(node, where):
     with pytest.raises(ModelError, match="from opset 19 to 11") as info:
         convert_opset(model, range(11, 12))
     assert where in info.value.where
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("mode", 'Pad<mode = "wrap">(x, a)'),
+        (
+            "coordinate_transformation_mode",
+            'Resize<coordinate_transformation_mode = "half_pixel_symmetric">(x, , s)',
+        ),
+    ],
+)
+def test_a_newer_value_of_an_older_attribute_is_not_left_in(name, node):
+    """The converter of onnx would keep it, though opset 18 does not know it."""
+    text = '<ir_version: 10, opset_import: ["" : 21]> net (float[4] x, int64[2] a, float[1] s) => '
+    model = text_model(f"{text} (y) {{ y = {node} }}")
+    convert_opset(model.clone(), range(19, 20))
+    with pytest.raises(ModelError, match="from opset 21 to 18") as info:
+        convert_opset(model, range(18, 19))
+    assert f"'{name}' of" in info.value.where
 
 
 @pytest.mark.parametrize(
