@@ -123,8 +123,8 @@ def train(
             unless they need parts of ``Model``.
         progress: How to show progress: ``auto`` is a bar in terminals and notebooks, elsewhere only
             warnings; ``bar``, ``plain`` or ``off`` as on the command line; ``None`` for nothing.
-        config: Settings of the trainer. The learning rate is that of the program if it has none;
-            labels, output and loss scale are always those of the program.
+        config: Settings of the trainer; single arguments override it. The learning rate is that of
+            the program if it has none; labels, output and loss scale are always the program's.
         exchange_dtype: Type of exchanged gradients: ``float32``, ``float16`` or ``bfloat16``.
         check_sync: Compare the parameters of all processes every this many steps; 0 for never.
         segments: Number of segments that the backward pass is cut into, so that the gradients of

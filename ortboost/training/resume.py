@@ -79,7 +79,8 @@ def verify_run(
     ):
         # Settings, such as those of images, say more than the checksums that depend on them.
         differences = sorted(_differences(before, now, ""), key=lambda one: _is_checksum(one[0]))
-        if differences:
+        # Other headers explain other contents, but do not prevent a resume with the same ones.
+        if any(not key.endswith(".columns") for key, _, _ in differences):
             key, old, new = differences[0]
             name = "batch size" if key == ".batch_size" else what
             place = name if name != what else f"{what}{key}"

@@ -73,3 +73,13 @@ def test_the_same_columns_and_data_without_known_names_are_accepted(trained, tmp
 def test_a_table_for_one_input_has_its_columns_checked(trained):
     with pytest.raises(UsageError, match="are not those of the training"):
         ob.evaluate(trained, (structured(NAMES[::-1])[NAMES[::-1]], np.arange(12) % 3))
+
+
+def test_a_run_is_resumed_with_other_headers_but_not_with_other_columns(trained, tmp_path):
+    headers = write(tmp_path / "headers.csv", ["p", "q", "r", "s"])
+    resumed = ob.train(trained, headers, resume=True, epochs=2, progress=None)
+    assert resumed.epochs == 2
+    turned = write(tmp_path / "turned.csv", NAMES[::-1], VALUES[:, ::-1])
+    with pytest.raises(UsageError, match="training data changed") as caught:
+        ob.train(trained, turned, resume=True, epochs=3, progress=None)
+    assert ".columns: ['p', 'q', 'r', 's'] -> ['d', 'c', 'b', 'a']" in caught.value.where
