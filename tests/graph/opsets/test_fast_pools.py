@@ -1,6 +1,7 @@
 """AveragePool at an opset whose kernel is fast on CPUs."""
 
 import numpy as np
+import onnx
 import pytest
 
 from ortboost.deploy.pipeline import optimize
@@ -59,6 +60,19 @@ def test_a_model_that_cannot_be_converted_keeps_its_opset():
     report = keep_fast_pools(model)
     assert model.opset_imports[""] == 20
     assert list(report.kept) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("node", "opset"), [('Gelu<approximate = "tanh">(x)', 20), ("RMSNormalization(x, s)", 23)]
+)
+def test_an_operator_that_the_runtime_would_not_fuse_again_keeps_its_opset(node, opset):
+    if onnx.defs.onnx_opset_version() < opset:
+        pytest.skip("onnx is older")
+    types = ("float[n,2,6,6] x, float[6] s", "float[n,2,3,3] y")
+    model = model_of(f"g = {node} {POOL}", *types, opset=opset, s=weights(6))
+    optimize(model, get_target("onnxruntime"))
+    assert len(model.graph) == 2
+    assert model.opset_imports[""] == opset
 
 
 @pytest.mark.parametrize(("gelu", "opset"), [(False, 18), (True, 20)])
