@@ -182,12 +182,14 @@ def test_a_deviation_of_zero_passes_no_gradient(square, scaled):
     np.testing.assert_array_equal(found[1], 0)
 
 
-@pytest.mark.parametrize("inside", ["Mul(x, x)", "ReduceSum(x)", "Mul(k, x)"])
+@pytest.mark.parametrize(
+    "inside", ["Mul(x, x)", "ReduceSum(x)", "ReduceSum(c)", "ReduceSum(p3)", "Mul(k, x)"]
+)
 def test_another_root_of_zero_is_infinitely_steep(inside):
     """Also of a sum of squares times a value with a gradient, which has no limit at 0."""
     model = graph(
-        f"""g (float[1] x) => (float loss) {{
-        p = Mul(x, x) k = ReduceSum<keepdims = 0>(p) z = {inside}
+        f"""g (float[1] x) => (float loss) <float one = {{1.0}}, float three = {{3.0}}> {{
+        p = Mul(x, x) k = ReduceSum<keepdims = 0>(p) c = Pow(x, one) p3 = Pow(x, three) z = {inside}
         y = Sqrt(z) loss = ReduceSum<keepdims = 0>(y) }}"""
     )
     feeds = {"x": np.zeros(1, np.float32)}
