@@ -7,6 +7,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.core.errors import UsageError
+from ortboost.training.resume import verify_run
 from tests.support import assert_three_lines, small_mlp
 
 NAMES = ["a", "b", "c", "d"]
@@ -83,3 +84,11 @@ def test_a_run_is_resumed_with_other_headers_but_not_with_other_columns(trained,
     with pytest.raises(UsageError, match="training data changed") as caught:
         ob.train(trained, turned, resume=True, epochs=3, progress=None)
     assert ".columns: ['p', 'q', 'r', 's'] -> ['d', 'c', 'b', 'a']" in caught.value.where
+
+
+def test_columns_are_not_blamed_if_the_checkpoint_is_older_than_their_names():
+    run = {"seed": 0, "schedules": {}}
+    before, now = {"x": {"content": 1}}, {"x": {"content": 2, "columns": NAMES}}
+    with pytest.raises(UsageError, match="training data changed") as caught:
+        verify_run({"run": run, "data": before}, run, now)
+    assert caught.value.where == "training data.x.content: other contents"
