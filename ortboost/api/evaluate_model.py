@@ -30,9 +30,8 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training import evaluate as evaluate_source
 from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, open_source, static_batch
-from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import ImageConfig
-from ortboost.training.data.pixel_scale import check_scale
+from ortboost.training.data.like_training import check_like_training
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Metric, get_metrics, strict
 from ortboost.transforms.final_activation import decision_threshold
@@ -126,8 +125,7 @@ def evaluate(
     source = open_source(
         data, found.inputs, split, fixed or batch_size, mapping, images=found.images
     )
-    check_scale(found.trained, source)
-    check_columns(found.trained, source)
+    check_like_training(found.trained, source)
     rule = LabelRule.of(found.inputs, found.labels)
     chosen = get_metrics(found.metrics, rule.threshold)
     measured = evaluate_source(

@@ -39,9 +39,8 @@ from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training.data import batch_axes, open_source, static_batch
-from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import ImageConfig
-from ortboost.training.data.pixel_scale import check_scale
+from ortboost.training.data.like_training import check_like_training
 from ortboost.training.label_rule import LabelRule
 
 __all__ = [
@@ -326,8 +325,7 @@ def collect(
         source = open_source(
             data, inputs, split, fixed or batch_size, mapping, images=subject.images
         )
-        check_scale(subject.trained, source)
-        check_columns(subject.trained, source)
+        check_like_training(subject.trained, source)
         return read_batches(source)
 
     notes: tuple[str, ...] = ()

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from ortboost.program.program import Program
 from ortboost.runtime.update_bn import BatchStatistics
 from ortboost.training.data import open_source, static_batch
-from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import ImageConfig
-from ortboost.training.data.pixel_scale import check_scale
+from ortboost.training.data.like_training import check_like_training
 
 __all__ = ["updated_bn"]
 
@@ -56,7 +55,6 @@ def updated_bn(
         drop_last=static_batch(inputs) is not None,
         images=images,
     )
-    check_scale(trained or {}, source)
-    check_columns(trained or {}, source)
+    check_like_training(trained or {}, source)
     found: dict[str, NDArray[np.generic]] = statistics.over(source.epoch(0), state)
     return {**state, **found}

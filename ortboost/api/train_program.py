@@ -44,9 +44,8 @@ from ortboost.training import (
     as_callbacks,
 )
 from ortboost.training.data import ArraySource, open_source, static_batch
-from ortboost.training.data.columns import check_columns
 from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_augment
-from ortboost.training.data.pixel_scale import check_scale
+from ortboost.training.data.like_training import check_like_training
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
 from ortboost.training.tensorboard import TensorBoard
@@ -293,8 +292,7 @@ def _held_out(
     if validation is not None:
         images = source.images if isinstance(source, ArraySource) else images
         held_out = read(validation, split="test", what="validation data", images=images)
-        check_scale(source.fingerprint(), held_out, "validation data")
-        check_columns(source.fingerprint(), held_out, "validation data")
+        check_like_training(source.fingerprint(), held_out, "validation data")
         return source, held_out
     if share is None:
         return source, None

@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.core.errors import UsageError
 from ortboost.training.data import ArraySource
-from ortboost.training.data.pixel_scale import check_scale
+from ortboost.training.data.like_training import check_like_training
 from ortboost.training.protocols import InputSpec
 from tests.support import assert_three_lines
 
@@ -34,20 +34,22 @@ def source(array, dtype="float32"):
 def test_one_scale(trained, given, words):
     before = source(trained).fingerprint()
     if words is None:
-        check_scale(before, source(given), "validation data")
+        check_like_training(before, source(given), "validation data")
         return
     with pytest.raises(UsageError, match=words) as caught:
-        check_scale(before, source(given), "validation data")
+        check_like_training(before, source(given), "validation data")
     assert_three_lines(caught.value)
 
 
 def test_bytes_for_integers_have_no_scale():
-    check_scale(source(PIXELS, "int64").fingerprint(), source(NUMBERS.astype(np.int32), "int64"))
+    check_like_training(
+        source(PIXELS, "int64").fingerprint(), source(NUMBERS.astype(np.int32), "int64")
+    )
 
 
 def test_what_a_fingerprint_does_not_tell_is_accepted():
-    check_scale({}, source(PIXELS))
-    check_scale({"arrays": {"x": {"dtype": "|u1"}}}, source(NUMBERS))
+    check_like_training({}, source(PIXELS))
+    check_like_training({"arrays": {"x": {"dtype": "|u1"}}}, source(NUMBERS))
 
 
 def test_a_range_can_be_stored_as_json():
