@@ -59,7 +59,7 @@ def _one_at_a_time(
 class Stepper(Shown):
     """Runs the step graphs of a program; the state stays on the device.
 
-    Several threads may share it: their calls run one after the other.
+    Several threads may share it: their steps, and reads and writes of the state, take turns.
 
     Args:
         program: The program.
