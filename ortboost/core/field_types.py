@@ -207,7 +207,7 @@ def _real(value: Any, hint: Any) -> Any:
 
 def _choice(value: Any, hint: Any) -> Any:
     if not isinstance(value, str) or value not in typing.get_args(hint):
-        raise UnfitError(value, hint, type_fits=isinstance(value, str))
+        raise UnfitError(value, hint, type_fits=True)
     return value
 
 

@@ -495,7 +495,6 @@ def test_frequency_may_be_a_list(capsys):
         (lambda m: m.train(1, DATA, dataset_sink_mode=True, sink_size=3), NotImplementedError),
         (lambda m: m.fit(1, DATA, DATA, valid_frequency=[1.5]), TypeError),
         (lambda m: m.fit(1, DATA, DATA, valid_frequency=[0]), ValueError),
-        (lambda m: EarlyStopping(mode=3), TypeError),
         (lambda m: EarlyStopping(mode="up"), ValueError),
         (lambda m: Model(m.predict_network, metrics={"acc"}), ValueError),
         (lambda m: Model(m.predict_network, eval_indexes=[1]), ValueError),
