@@ -28,7 +28,7 @@ Each boost declares which others it excludes, and why
 
 To add a boost to ortboost, add a file beside this one and a line to the table. To add one from
 another package, call :func:`register` before its use, or list it under the entry point
-``ortboost.boosts``, so that the command line finds it too; ``docs/own_boost.md`` has an example.
+``ortboost.boosts``, so that it is found without an import; ``docs/own_boost.md`` has an example.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def find_boost(name: str) -> type[Boost]:
         f"Unknown boost '{name}'.",
         where="boosts",
         fix=f"{nearest(wanted, [boost.name for boost in _TABLE])}; a custom boost must be "
-        f"registered first, see ortboost.boosts.register and the entry points '{ENTRY_POINTS}'.",
+        "registered first, see docs/own_boost.md.",
     )
 
 

@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbose += words.count("--verbose")
     try:
         from ortboost.cli.app import run
+        from ortboost.cli.plugins import import_plugins
 
+        import_plugins()
         return run(words)
     except KeyboardInterrupt:
         return _interrupted(words)

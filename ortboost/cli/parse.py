@@ -79,13 +79,13 @@ def parse_optimizer(
     name, found = parse_kind(text, "--optimizer", "thor:frequency=100,damping=0.03")
     found |= further or {}
     if name != "thor":
-        require_known(
-            name,
-            [*OPTIMIZERS, "thor"],
-            f"Unknown optimizer '{name}'.",
-            "--optimizer",
-            ConfigError,
-        )
+        if name not in OPTIMIZERS:
+            raise ConfigError(
+                f"Unknown optimizer '{name}'.",
+                where="--optimizer",
+                fix=f"{nearest(name, [*OPTIMIZERS, 'thor'])}; a custom optimizer needs "
+                "ORTBOOST_PLUGINS, see docs/own_boost.md.",
+            )
         return optimizer_from_dict({"name": name, **found}), ()
     # Momentum's own settings go to the optimizer, all others to the boost.
     rule: dict[str, Any] = {"name": "momentum"}

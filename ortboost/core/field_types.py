@@ -19,7 +19,7 @@ import cattrs
 import cattrs.gen
 import numpy as np
 
-from ortboost.core.errors import ConfigError, nearest, require_known
+from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_words import (
     FAMILIES,
     UNIONS,
@@ -123,6 +123,7 @@ def describe_family(
     words: str,
     default: str = "",
     written: Mapping[str, str] | None = None,
+    hint: str = "",
 ) -> None:
     """Let a field hold one of several configurations, distinguished by a key in plain data.
 
@@ -133,6 +134,7 @@ def describe_family(
         words: A description for errors: ``an optimizer``.
         default: The name if the key is absent; if empty, the key is required.
         written: Field to its key in plain data, where they differ; both are read.
+        hint: What else to try if a name is unknown, for errors.
     """
     written = written or {}
     field_of = {key: name for name, key in written.items()}
@@ -150,7 +152,9 @@ def describe_family(
                 fix="Give one of them.",
             )
         name = str(arguments.pop(tag, default))
-        require_known(name, kinds, f"Unknown {words.partition(' ')[2]} '{name}'.", tag, ConfigError)
+        if name not in kinds:
+            what = f"Unknown {words.partition(' ')[2]} '{name}'."
+            raise ConfigError(what, where=tag, fix=nearest(name, kinds) + hint)
         return _reader.structure(arguments, kinds[name])
 
     FAMILIES[family] = Family(words, {tag: default or next(iter(kinds))}, kinds)

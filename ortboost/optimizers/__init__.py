@@ -40,6 +40,7 @@ describe_family(
     words="an optimizer",
     # Files use the original name of this field.
     written={"trust_coefficient": "coefficient"},
+    hint="; a custom optimizer must be registered first, see docs/own_boost.md.",
 )
 
 
