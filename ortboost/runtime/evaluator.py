@@ -45,10 +45,6 @@ class Evaluator:
         Raises:
             UsageError: An input is missing or does not fit, or the runtime rejects the shapes.
         """
-        # A new binding each time: a step may have swapped the buffers of the state.
-        binding = self._session.io_binding()
-        for name in self._state_names:
-            binding.bind_ortvalue_input(name, self.state.current(name))
         batch = {}
         for spec in self.inputs:
             array = as_dtype(
@@ -56,12 +52,17 @@ class Evaluator:
             )
             batch[spec.name] = np.asarray(array, order="C")
         check_lengths(batch, self.inputs, broadcast=self._broadcast)
+        binding = self._session.io_binding()
         for name, array in batch.items():
             binding.bind_cpu_input(name, array)
         for name in self._outputs:
             binding.bind_output(name, "cpu")
         try:
-            self._session.run_with_iobinding(binding)
+            with self.state.lock:
+                # Each time again: a step may have swapped the buffers of the state.
+                for name in self._state_names:
+                    binding.bind_ortvalue_input(name, self.state.current(name))
+                self._session.run_with_iobinding(binding)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise refused_batch(error, batch) from error
         return dict(zip(self._outputs, binding.copy_outputs_to_cpu(), strict=True))

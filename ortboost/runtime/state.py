@@ -11,6 +11,7 @@ same holds for the state with the rank of a process, :data:`~ortboost.boosts.rol
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ __all__ = ["DeviceState"]
 class DeviceState:
     """The state of one program on one device.
 
+    Whoever reads or writes it where other threads may do so, too, holds its ``lock``.
+
     Args:
         catalogue: The state tensors.
         initial: State name to value; copied.
@@ -50,7 +53,7 @@ class DeviceState:
         in_place: Collection[str],
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        self.catalogue = catalogue
+        self.catalogue, self.lock = catalogue, threading.RLock()
         self._entries = {entry.name: entry for entry in catalogue.state}
         self.device = device
         check_state(catalogue, initial, where="initial state")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -50,7 +49,7 @@ def _one_at_a_time(
 
     @functools.wraps(method)
     def wrapper(self: Stepper, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self._lock:
+        with self._state.lock:
             return method(self, *args, **kwargs)
 
     return wrapper
@@ -59,7 +58,7 @@ def _one_at_a_time(
 class Stepper(Shown):
     """Runs the step graphs of a program; the state stays on the device.
 
-    Several threads may share it: their steps, and reads and writes of the state, take turns.
+    Several threads may share it: steps, evaluations, and reads and writes of the state take turns.
 
     Args:
         program: The program.
@@ -104,7 +103,7 @@ class Stepper(Shown):
         segments: Annotated[int, Range(1)] | None = None,
         cuda_graph: bool = True,
     ) -> None:
-        self.program, self._lock = program, threading.RLock()
+        self.program = program
         self.group, self._check_sync = group, check_sync
         splits = {} if group is None else split_program(program)
         self.catalogue = program.catalogue
@@ -383,6 +382,7 @@ class Stepper(Shown):
 
     # ---- diagnosis ----------------------------------------------------------------------------
 
+    @_one_at_a_time
     def nonfinite(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> list[str]:
@@ -406,6 +406,7 @@ class Stepper(Shown):
         """Record the loss scale of each step from now on, for :meth:`diagnose`."""
         self._scales = {}
 
+    @_one_at_a_time
     def diagnose(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> Diagnosis:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 from threading import Thread
 
 import numpy as np
@@ -583,6 +584,24 @@ def test_dropout_does_not_depend_on_a_stepper_in_another_thread(engine):
         for thread in threads:
             thread.join()
         assert beside == alone
+
+
+@pytest.mark.parametrize("reads", ["evaluate", "nonfinite", "diagnose", "get", "state"])
+def test_reading_waits_while_another_thread_writes_the_state(reads):
+    shared = stepper(PROGRAM)
+    call = {
+        "evaluate": partial(shared.evaluator().evaluate, FEEDS),
+        "nonfinite": partial(shared.nonfinite, FEEDS, RATE),
+        "diagnose": partial(shared.diagnose, FEEDS, RATE),
+        "get": partial(shared.get, "ortboost/loss_scale"),
+        "state": shared.state,
+    }[reads]
+    thread = Thread(target=call)
+    with shared._state.lock:
+        thread.start()
+        thread.join(0.3)  # without waiting, none of them takes as long
+        assert thread.is_alive()
+    thread.join()
 
 
 def test_threads_that_share_a_stepper_wait_for_each_other():
