@@ -42,7 +42,8 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     normalized = site.shape()[axis:]
     plain = known_shape(scale) == normalized and (bias is None or known_shape(bias) == normalized)
     single = set(normalized) == {1}
-    if plain and not (read or single) and bias is not None and len(site.node.outputs) == 3:
+    named = [output for output in site.node.outputs if output.name]  # a file may leave one out
+    if plain and not (read or single) and bias is not None and len(named) == 3:
         return None
     # Its gradient kernel requires scale and bias of the normalized shape and more than one element,
     # and takes no gradients of the statistics.

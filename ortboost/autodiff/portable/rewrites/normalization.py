@@ -44,7 +44,8 @@ def _layer_norm(site: Site) -> list[ir.Value] | None:
     shape, axis = site.shape(), site.axis()
     own = shape[axis:]
     plain = all(_fits(value, own) for value in (scale, bias) if value is not None)
-    if plain and len(site.node.outputs) == 3 and x.dtype not in SHORT_FLOATS:
+    named = [output for output in site.node.outputs if output.name]  # a file may leave one out
+    if plain and len(named) == 3 and x.dtype not in SHORT_FLOATS:
         return None
     data = as_float(site, x)
     # A scale of another shape is multiplied after it; the operator needs one, so it gets ones.

@@ -11,7 +11,7 @@ from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.core.errors import ModelError
 from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import run
+from tests.support import ENGINES, run
 
 SQUARE = "p = Mul(y, r) q = Exp(p) loss = ReduceMean<keepdims = 0>(q)"
 
@@ -121,6 +121,20 @@ def test_layer_norm_statistics_may_be_used(use, dims):
     )
     feeds = random_feeds(model, N=4, M=5)
     assert_gradients(model, ["x"], feeds, engine="portable", tolerance=3e-3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("named", ['y, "", inv', 'y, mean, ""', 'y, "", ""'])
+def test_layer_norm_outputs_may_be_left_out(named, engine):
+    read = [name for name in ("y", "mean", "inv") if name in named]
+    model = graph(
+        f"""g (float[N,5] x, float[5] s, float[5] b) => (float loss) {{
+        {named} = LayerNormalization(x, s, b)
+        a = Mul({read[0]}, {read[-1]}) q = Exp(a)
+        loss = ReduceMean<keepdims = 0>(q) }}"""
+    )
+    feeds = random_feeds(model, N=4)
+    assert_gradients(model, ["x"], feeds, engine=engine, tolerance=3e-3)
 
 
 @pytest.mark.parametrize(("scale", "bias"), [("1", "1"), ("4,5", "5"), ("5", "5"), ("5", None)])
