@@ -15,13 +15,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import numpy as np
 
 from ortboost.boosts.base import Boost
-from ortboost.core.arguments import checked
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.field_types import Range
-from ortboost.mindspore.core.arguments import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    NotInThisVersionError,
-)
+from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
@@ -215,12 +211,7 @@ class Optimizer(Cell):
         asked = param if isinstance(param, list) else [param]
         given = {p.name: group.rate for group in self._groups for p in group.params}
         for one in asked:
-            if not isinstance(one, Parameter):
-                raise ArgumentTypeError(
-                    f"'param' is of type {type(one).__name__}; a parameter is needed.",
-                    where="get_lr_parameter",
-                    fix="Give a parameter of the optimizer, or a list of them.",
-                )
+            check_argument("get_lr_parameter", "param", one, Parameter)
             if all(one is not own for own in self.parameters):
                 raise ArgumentValueError(
                     f"The optimizer does not have the parameter '{one.name}'.",

@@ -34,7 +34,7 @@ __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 _STEP_METHODS: Final = ("start_overflow_check", "get_overflow_status", "process_loss_scale")
 
 
-class _TrainStep(Cell):
+class TrainStep(Cell):
     """Common base of both cells: the step graphs of a network and an optimizer."""
 
     def _compile(
@@ -59,7 +59,7 @@ class _TrainStep(Cell):
         )
 
 
-class TrainOneStepCell(_TrainStep):
+class TrainOneStepCell(TrainStep):
     """A training step without a finite check.
 
     Args:
@@ -116,7 +116,7 @@ class TrainOneStepCell(_TrainStep):
         return Tensor(self._steps.step(*inputs).losses)
 
 
-class TrainOneStepWithLossScaleCell(_TrainStep):
+class TrainOneStepWithLossScaleCell(TrainStep):
     """A training step with a loss scale: an overflow skips the update.
 
     Order: loss times scale, backward, gradients divided by the scale, finite check, update of the

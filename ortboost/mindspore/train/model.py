@@ -22,7 +22,7 @@ from ortboost.mindspore.mixed_precision import AmpLevel
 from ortboost.mindspore.nn.loss import LossBase
 from ortboost.mindspore.nn.metrics import Loss, Metric, chosen, get_metrics
 from ortboost.mindspore.nn.optimizer import Optimizer
-from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.train_step import TrainStep
 from ortboost.mindspore.nn.updates import OptimizerWrapper
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, parts_of
 from ortboost.mindspore.train.batches import Batches
@@ -130,9 +130,7 @@ class Model:
 
     def _default_eval_network(self) -> WithEvalCell:
         loss = self._loss_fn
-        if loss is None and not isinstance(
-            self._network, TrainOneStepCell | TrainOneStepWithLossScaleCell
-        ):
+        if loss is None and not isinstance(self._network, TrainStep):
             _, loss = parts_of("Model", self._network)
         if loss is None:
             raise ArgumentValueError(
@@ -264,7 +262,7 @@ class Model:
     ) -> None:
         check_argument(owner, "epoch", epoch, Count)
         check_argument(owner, "initial_epoch", initial_epoch, Annotated[int, Range(0, epoch - 1)])
-        if not isinstance(self._train_network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+        if not isinstance(self._train_network, TrainStep):
             raise ArgumentTypeError(
                 "There is no optimizer to train with.",
                 where=owner,

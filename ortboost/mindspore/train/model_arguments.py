@@ -16,7 +16,7 @@ from ortboost.mindspore.core.arguments import (
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
-from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.train_step import TrainStep
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 def backbone_of(network: Cell) -> Network:
     """The network inside of wrapping cells."""
-    while isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+    while isinstance(network, TrainStep):
         network = network.network
     return network_of("Model, network", network)
 

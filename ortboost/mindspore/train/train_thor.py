@@ -7,7 +7,7 @@ from typing import Any
 from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.mixed_precision import AmpLevel
 from ortboost.mindspore.nn.thor import ConvertNetUtils, thor
-from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.train_step import TrainStep
 from ortboost.mindspore.train.model import Model
 
 __all__ = ["ConvertModelUtils", "ConvertNetUtils"]
@@ -34,7 +34,7 @@ class ConvertModelUtils:
         """
         if not isinstance(optimizer, thor):
             return model
-        if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+        if isinstance(network, TrainStep):
             given = amp_level != "O0" or loss_scale_manager is not None or keep_batchnorm_fp32
             if loss_fn is not None or given:
                 raise ArgumentValueError(

@@ -71,7 +71,7 @@ def test_the_rate_of_a_parameter_is_the_one_that_was_given():
     assert optimizer.get_lr_parameter(own["b"]).tolist() == [1.0, 0.5]
     assert optimizer.get_lr_parameter([own["bn.scale"]]) == [rates]
     assert nn.SGD(net.trainable_params(), 0.5).get_lr_parameter(net.trainable_params()) == [0.5] * 2
-    with pytest.raises(TypeError, match="a parameter is needed"):
+    with pytest.raises(TypeError, match="a Parameter is needed"):
         optimizer.get_lr_parameter("b")
     with pytest.raises(ValueError, match="does not have the parameter 'b'"):
         optimizer.get_lr_parameter(affine().parameters_dict()["b"])
