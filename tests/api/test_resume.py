@@ -17,14 +17,17 @@ from ortboost.optimizers import Adam
 from ortboost.program.config import ProgramConfig
 from tests.support import MODELS, ROOT, assert_same_bits, text_model, weights
 
-# Trains or goes on, and dies by its own SIGKILL: just before or after the n-th rename (each
+# Each line that it reads is a folder and a plan for a fork, which has no session to inherit: it
+# trains or goes on, and dies by its own SIGKILL: just before or after the n-th rename (each
 # checkpoint has two or three), or a moment after the n-th step of the session, wherever it is then.
-CHILD = """
-import json, os, signal, sys, threading
+SERVER = """
+import json, os, signal, sys, threading, traceback
+import matplotlib.figure
+import onnxruntime
 from ortboost import api
 from ortboost.training import Callback
 
-folder, data, plan = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+api.train  # imported here, once
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -47,10 +50,21 @@ class Timer(Callback):
         if plan["kind"] == "moment" and self.steps == plan["at"]:
             threading.Timer(plan["delay"], die).start()
 
-api.train(
-    folder, data, data, epochs=5, batch_size=64, checkpoint_every=7, resume=True,
-    device="cpu", threads=1, callbacks=[Timer()],
-)
+for line in sys.stdin:
+    folder, data, plan = json.loads(line)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            api.train(
+                folder, data, data, epochs=5, batch_size=64, checkpoint_every=7, resume=True,
+                device="cpu", threads=1, callbacks=[Timer()],
+            )
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 DATA = MODELS / "digits.npz"
 
@@ -80,17 +94,22 @@ def network():
     )
 
 
-def start(folder, plan) -> int:
+@pytest.fixture(scope="module")
+def start():
+    """A function that trains in a process of its own, and returns the status it ended with."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHILD, str(folder), str(DATA), json.dumps(plan)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
+    words = [sys.executable, "-W", "error", "-c", SERVER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=environment, **pipes) as server:
+
+        def start(folder, plan) -> int:
+            print(json.dumps([str(folder), str(DATA), plan]), file=server.stdin, flush=True)
+            status = int(server.stdout.readline())
+            assert status in (0, -signal.SIGKILL)
+            return status
+
+        yield start
+        server.stdin.close()
 
 
 def outcome(folder):
@@ -102,7 +121,7 @@ def outcome(folder):
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
+def jobs(tmp_path_factory, start):
     """A factory of equal program folders, and what an uninterrupted run makes of one."""
     base = tmp_path_factory.mktemp("resume")
     save_model(network(), base / "net.onnx")
@@ -134,7 +153,7 @@ MOMENTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["boundaries", "moments"])
-def test_killed_at_every_boundary_and_at_random_moments(jobs, kind):
+def test_killed_at_every_boundary_and_at_random_moments(jobs, start, kind):
     make, (state, step, best, best_step, losses) = jobs
     assert step == 5 * 23
     folder = make(kind)

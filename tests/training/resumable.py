@@ -1,4 +1,4 @@
-"""A run to be killed by tests: ``python resumable.py FOLDER [--resume] [--kill-at N]...``.
+"""A run to be killed by tests, in a process of its own: ``FOLDER [--resume] [--kill-at N]...``.
 
 Prints only a hash of the final state. ``--kill-at N`` sends the process SIGKILL in the
 middle of step N; ``--kill-in-save N`` between the two files of the N-th checkpoint; ``--signal-at
@@ -88,7 +88,7 @@ def fingerprint(trainer):
     return digest.hexdigest()
 
 
-def main():
+def main(words):
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--resume", action="store_true")
@@ -96,7 +96,7 @@ def main():
     parser.add_argument("--kill-in-save", type=int)
     parser.add_argument("--signal-at", type=int)
     parser.add_argument("--signal", default="INT")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     stepper = DeadlyStepper(SCALE, overflow=lambda step: step < 5 or step % 9 == 0)
     stepper.deaths = {
         options.kill_at: signal.SIGKILL,
@@ -119,7 +119,3 @@ def main():
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
     print(fingerprint(trainer))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
+import traceback
 
 import numpy as np
 import pytest
-from resumable import STEPS, build, fingerprint
+from resumable import STEPS, build, fingerprint, main
 
 from ortboost.core.errors import ArgumentTypeError, FileError, UsageError
 from ortboost.training import Callback, checkpoint_file
@@ -20,9 +21,6 @@ from ortboost.training.history import RunHistory
 from ortboost.training.logs import read_log
 from ortboost.training.resume import verify_run
 from ortboost.training.schedules import Constant
-
-SCRIPT = Path(__file__).parent / "resumable.py"
-ROOT = Path(__file__).parents[2]
 
 
 def curves(folder):
@@ -46,14 +44,30 @@ def whole(tmp_path_factory):
 
 
 def run(folder, *options):
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), str(folder), *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    """In a fork, which may be killed: this is about files, and opens no session."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                signal.alarm(120)
+                sys.stdout, sys.stderr = out, err
+                main([str(folder), *options])
+                status = 0
+            except SystemExit as left:
+                status = left.code
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                out.flush()
+                err.flush()
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said = []
+        for stream in (out, err):
+            stream.seek(0)
+            said.append(stream.read())
+    return subprocess.CompletedProcess(options, status, *said)
 
 
 # Before the first checkpoint, on and around checkpoints, at the end of an epoch, in the last step.
