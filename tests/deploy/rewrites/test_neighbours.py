@@ -143,7 +143,8 @@ LSTM = "LSTM<hidden_size = 3>(t, w, r, , , {h}, {c})"
         ("h = Expand(nought, shape)", True),
         ("h = Expand(some, shape)", False),
         ("h0 = ConstantOfShape(shape) h = Concat<axis = 1>(h0)", True),
-        ("h0 = ConstantOfShape(shape) h = Neg(h0)", False),  # no operator that moves elements
+        ("h0 = ConstantOfShape(shape) h = Neg(h0)", True),
+        ("h0 = ConstantOfShape(shape) h = Cos(h0)", False),
         ("h = ConstantOfShape<value = float[1] {1}>(shape)", False),
     ],
 )
