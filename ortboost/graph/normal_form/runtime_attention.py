@@ -10,7 +10,6 @@ its CPU kernels where the documentation does not say.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -23,19 +22,6 @@ __all__ = ["attention", "multi_head_attention", "rotary_embedding"]
 _BY_HEAD = (0, 2, 1, 3)  # [batch, length, heads, size] to [batch, heads, length, size], and back
 _CACHE = "it reads a cache of earlier tokens; export the model without a cache"
 _START_OVER = "start from the unoptimized export"
-
-
-@dataclass(frozen=True)
-class _Mask:
-    """The positions that attention must ignore.
-
-    Args:
-        keys: Which keys each query may see, in a form of ``mask_index``; none for all.
-        added: A tensor that is added to the scores.
-    """
-
-    keys: ir.Value | None
-    added: ir.Value | None
 
 
 def attention(site: Site) -> list[ir.Value | None]:
@@ -62,8 +48,7 @@ def attention(site: Site) -> list[ir.Value | None]:
             "again"
         )
     q, k, v = (_by_head(site, part, heads) for part in (query, key, value))
-    mask = _Mask(site.optional(3), site.optional(5))
-    return [_attend(site, q, k, v, mask, widths[0] // heads)]
+    return [_attend(site, q, k, v, site.optional(3), widths[0] // heads)]
 
 
 def multi_head_attention(site: Site) -> list[ir.Value | None]:
@@ -97,8 +82,7 @@ def multi_head_attention(site: Site) -> list[ir.Value | None]:
         _by_head(site, part, heads) if rank == 3 else part
         for part, rank in zip(parts, ranks, strict=True)
     )
-    mask = _Mask(site.optional(4), site.optional(5))
-    parts = [_attend(site, q, k, v, mask, width // heads), k, v]
+    parts = [_attend(site, q, k, v, site.optional(4), width // heads), k, v]
     return list(parts[: len(node.outputs)])
 
 
@@ -170,15 +154,22 @@ def _by_head(site: Site, x: ir.Value, heads: int) -> ir.Value:
     return site.op("Transpose", site.op("Reshape", x, site.ints(0, 0, heads, -1)), perm=_BY_HEAD)
 
 
-def _attend(site: Site, q: ir.Value, k: ir.Value, v: ir.Value, mask: _Mask, size: int) -> ir.Value:
-    """``softmax(scale Q Kᵀ + masks) V``, heads joined."""
+def _attend(
+    site: Site, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value | None, size: int
+) -> ir.Value:
+    """``softmax(scale Q Kᵀ + attention_bias + mask) V``, heads joined.
+
+    The mask says which keys each query may see, all without one. Both operators have the
+    attention_bias as input 5.
+    """
+    added = site.optional(5)
     scale = site.number("scale", 0.0) or 1 / math.sqrt(size)
     scores = site.op("MatMul", q, site.op("Transpose", k, perm=(0, 1, 3, 2)))
     scores = site.op("Mul", scores, site.const(scale))
-    if mask.added is not None:
-        scores = site.op("Add", scores, mask.added)
-    if mask.keys is not None:
-        scores = site.op("Add", scores, _hidden_keys(site, mask.keys, k))
+    if added is not None:
+        scores = site.op("Add", scores, added)
+    if mask is not None:
+        scores = site.op("Add", scores, _hidden_keys(site, mask, k))
     if site.integer("unidirectional", 0):
         scores = site.op("Add", scores, _later_keys(site, q, k))
     result = site.op("MatMul", site.op("Softmax", scores, axis=-1), v)
