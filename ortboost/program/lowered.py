@@ -24,7 +24,6 @@ from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward
 from ortboost.program.rewrite_log import RewriteLog
-from ortboost.transforms.masked_rows import protect_masked_rows
 from ortboost.transforms.padding_rows import protect_padding_rows
 
 __all__ = ["Lowered", "find_values", "lift_state", "lower_forward"]
@@ -97,7 +96,6 @@ def lower_forward(forward: Forward, config: ProgramConfig, engine: Engine) -> Lo
         fp32_operators=engine.fp32_operators,
         window=1 if config.accumulator is None else config.accumulator.steps,
     )
-    log.add(protect_masked_rows(model))
     # Rewrites that look at layers come before those that split a node into several.
     for boost in config.enabled_boosts:
         log.add(boost.rewrite_forward(graph), by=f"{boost.name}, rewrite_forward")
