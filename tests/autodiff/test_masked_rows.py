@@ -12,7 +12,6 @@ from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import native_only, stepper, text_model, weights
 
-
 # As torch's exporters write it, and as the standard defines Attention.
 MASKED = {
     "torch": "n = IsNaN(p)",
