@@ -269,6 +269,8 @@ def _give_conditions(model: ir.Model) -> None:
         if input_at(node, 1) is None:
             node.resize_inputs(max(2, len(node.inputs)))  # the converter of opsets drops it, too
             node.replace_input_with(1, builder.const(True, ir.DataType.BOOL))
+            # spox declares a vector in the body; onnxruntime requires the rank of the condition.
+            node.attributes["body"].as_graph().inputs[1].shape = ir.Shape(())
 
 
 def _state_channels(model: ir.Model) -> None:

@@ -259,12 +259,12 @@ def test_a_convolution_gives_the_number_of_channels():
     assert known_shape(z) == ("N", "C")
 
 
-@pytest.mark.parametrize("opset", [17, 18])
-def test_a_loop_without_condition_and_states(opset):
+@pytest.mark.parametrize(("opset", "declared"), [(17, ""), (18, ""), (18, "[1]")])
+def test_a_loop_without_condition_and_states(opset, declared):
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : {opset}]>
         net (float[2] x, int64 n) => (float[a,2] y) {{
-          y = Loop(n, "") <body = b (int64 i, bool c) => (bool g, float[2] h) {{
+          y = Loop(n, "") <body = b (int64 i, bool{declared} c) => (bool g, float[2] h) {{
             g = Identity(c) h = Neg(x) }}> }}"""
     )
     normalize(model, opsets=range(18, 22), ir_version=10)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine, run_rewrites
+from ortboost.autodiff.masked_rows import finite_masked_rows
 from ortboost.autodiff.padding import explicit_padding
 from ortboost.autodiff.portable.registry import own_operators, unused_rules
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
@@ -32,6 +33,7 @@ __all__ = ["REWRITES", "prepare"]
 # The order matters: the nodes that a rewrite creates may need later rewrites, but no earlier ones.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,
+    finite_masked_rows,
     recurrent_to_scan,
     capture_unchanged_states,
     exact_scatter,

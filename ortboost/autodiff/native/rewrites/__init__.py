@@ -11,6 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import run_rewrites
+from ortboost.autodiff.masked_rows import finite_masked_rows
 from ortboost.autodiff.native.rewrites.batch_norm import frozen_batch_norm, guarded_statistics
 from ortboost.autodiff.native.rewrites.broadcasting import expanded_branches
 from ortboost.autodiff.native.rewrites.forms import ordinary_forms
@@ -23,6 +24,7 @@ __all__ = ["REWRITES", "prepare"]
 # Padding first: the forms of pools and convolutions are written with explicit pads.
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     explicit_padding,
+    finite_masked_rows,
     frozen_batch_norm,
     guarded_statistics,
     complete_nodes,

@@ -1,0 +1,53 @@
+"""Give no gradient to rows of an attention that are masked as a whole, as torch does.
+
+    Where(masked, 0, Softmax(x))    becomes    Where(masked, 0, Softmax(Where(masked, 0, x)))
+
+where ``masked`` has one value for each row, as in the standard's definition of Attention. A row of
+-inf only, such as that of a token of padding on the left, has the probabilities NaN; the gradient
+of this Softmax would be ``0 * NaN``, so one such row would make every step overflow. Both of
+torch's exporters write IsNaN(Softmax(x)) for ``masked``, which becomes ``IsNaN(m - m)``, where
+``m`` is the maximum of the row.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.query import constant, known_shape, producer_of, source_before
+from ortboost.graph.rewriting import Site, rewrites
+
+__all__ = ["finite_masked_rows"]
+
+
+@rewrites("Where", what="rows that are masked as a whole get no gradient")
+def finite_masked_rows(site: Site) -> list[ir.Value | None] | None:
+    """Rewrite the attentions of a model that is not differentiated yet, in place."""
+    masked, otherwise = site.input(0), constant(source_before(site.input(1), "CastLike"))
+    probabilities = source_before(site.input(2), "Cast")
+    softmax = producer_of(probabilities, "Softmax")
+    if softmax is None or probabilities is None or otherwise is None or otherwise.any():
+        return None
+    scores, axis = softmax.inputs[0], softmax.attributes.get_int("axis", -1)
+    test = producer_of(masked, "IsNaN")
+    earlier = producer_of(scores, "Where")
+    if earlier is not None and earlier.inputs[0] is masked:
+        return None  # done before
+    if test is not None and source_before(test.inputs[0], "Cast") is probabilities:
+        top = site.op("ReduceMax", scores, site.ints(axis), keepdims=1)
+        masked = site.op("IsNaN", site.op("Sub", top, top))
+    elif not _one_for_each_row(masked, probabilities, axis):
+        return None
+    kept = site.op("Where", masked, site.const(0.0, probabilities.dtype), scores)
+    again = site.op("Softmax", kept, **softmax.attributes)
+    result = site.input(2)
+    if result is not probabilities:
+        again = site.cast(again, result.dtype)
+    return [site.op("Where", masked, site.input(1), again)]
+
+
+def _one_for_each_row(masked: ir.Value, rows: ir.Value, axis: int) -> bool:
+    """Whether a condition has the length 1 along an axis of what it is applied to."""
+    shape, given = known_shape(rows), known_shape(masked)
+    if shape is None or given is None or len(given) != len(shape):
+        return False
+    return given[axis] == 1
