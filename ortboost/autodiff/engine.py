@@ -57,11 +57,8 @@ class Engine(Protocol):
     ir_version: int
     fp32_operators: Mapping[str, str]
 
-    def unavailable(self) -> str | None:
-        """Why the engine cannot run here and how to fix it, in one sentence; ``None`` if it can."""
-
-    def require(self) -> None:
-        """Raise :class:`~ortboost.core.errors.DependencyError` if it cannot run here."""
+    def unavailable(self) -> DependencyError | None:
+        """Why the engine cannot run here, and how to fix it; ``None`` if it can."""
 
     def gradient_support(self, node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
         """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not.
@@ -118,17 +115,18 @@ def _available(name: str) -> Iterator[Engine]:
     require_known(name, choices, f"Unknown autodiff engine '{name}'.", f"engine='{name}'")
     if name != "auto":
         engine = _load(name)
-        engine.require()
+        if (missing := engine.unavailable()) is not None:
+            raise missing
         yield engine
         return
     reasons = []
     for known in _ENGINES:
         engine = _load(known)
-        reason = engine.unavailable()
-        if reason is None:
+        missing = engine.unavailable()
+        if missing is None:
             yield engine
         else:
-            reasons.append(f"{known}: {reason}")
+            reasons.append(f"{known}: {missing.what} ({missing.where}) Fix: {missing.fix}")
     if len(reasons) == len(_ENGINES):
         raise DependencyError(
             "No autodiff engine can run here.",

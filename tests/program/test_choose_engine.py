@@ -159,7 +159,7 @@ def test_a_prepared_graph_is_not_prepared_again(monkeypatch):
 
     def prepare(engine, model):
         calls.append("prepare")
-        return real(engine, model)
+        return real(model)
 
     monkeypatch.setattr(PortableEngine, "prepare", prepare)
     config = ProgramConfig(boosts=(GradFreeze(p=0.5, groups=2),), engine="portable")

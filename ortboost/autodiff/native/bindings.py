@@ -11,14 +11,13 @@ import importlib.metadata
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ModelError, first_line
+from ortboost.core.errors import DependencyError, ModelError, first_line
 
-__all__ = ["VERSION", "Diagnosis", "build_gradients", "diagnose"]
+__all__ = ["VERSION", "build_gradients", "diagnose"]
 
 VERSION = "1.19.2"
 
@@ -41,22 +40,7 @@ _NEWEST_PYTHON = (3, 12)
 _MAX_BYTES = 2**31 - 2**20  # protobuf writes less than 2 GiB
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Why the native engine cannot run.
-
-    Args:
-        what: What is wrong, in one sentence.
-        where: The packages that were found.
-        fix: The commands that fix it.
-    """
-
-    what: str
-    where: str
-    fix: str
-
-
-def diagnose() -> Diagnosis | None:
+def diagnose() -> DependencyError | None:
     """Check that the required wheel is installed and the only one in its folder; ``None`` if so."""
     found = {}
     for owner in _OWNERS:
@@ -67,44 +51,47 @@ def diagnose() -> Diagnosis | None:
         f"pip install {_WHEELS[0]}=={VERSION}  (or 'ortboost[cpu]'; with a GPU 'ortboost[cuda]')"
     )
     if sys.version_info[:2] > _NEWEST_PYTHON:  # pip has no wheel to install
-        return Diagnosis(
+        return DependencyError(
             "onnxruntime-training does not support this Python version.",
-            f"Python {platform.python_version()}, {where}",
-            "Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
+            where=f"Python {platform.python_version()}, {where}",
+            fix="Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
         )
     # Before the import: two wheels overwrite each other's files, and either may seem to work.
     if len(found) > 1:
         keep = next((wheel for wheel in reversed(_WHEELS) if wheel in found), _WHEELS[0])
-        return Diagnosis(
+        return DependencyError(
             "Several onnxruntime wheels share one folder and overwrite each other.",
-            where,
-            f"pip uninstall -y {' '.join(found)} && "
+            where=where,
+            fix=f"pip uninstall -y {' '.join(found)} && "
             f"pip install --force-reinstall --no-deps {keep}=={VERSION}",
         )
     try:
         _bindings()
     except ImportError as error:
         if not found:
-            return Diagnosis("onnxruntime-training is not installed.", where, install)
+            return DependencyError(
+                "onnxruntime-training is not installed.", where=where, fix=install
+            )
         owner = next(iter(found))
         if owner not in _WHEELS:
-            return Diagnosis(
+            return DependencyError(
                 "The installed onnxruntime cannot compute gradients.",
-                where,
-                f"pip uninstall -y {owner} && {install}",
+                where=where,
+                fix=f"pip uninstall -y {owner} && {install}",
             )
-        return Diagnosis(
+        return DependencyError(
             f"onnxruntime-training is damaged ({first_line(error)}).",
-            where,
-            f"pip install --force-reinstall --no-deps {owner}=={VERSION}",
+            where=where,
+            fix=f"pip install --force-reinstall --no-deps {owner}=={VERSION}",
         )
     version = getattr(importlib.import_module("onnxruntime"), "__version__", None)
     if version != VERSION:
-        return Diagnosis(
+        return DependencyError(
             f"The native engine requires onnxruntime-training {VERSION}, but {version} is "
             "installed.",
-            where,
-            f"pip install --force-reinstall --no-deps {next(iter(found), _WHEELS[0])}=={VERSION}",
+            where=where,
+            fix="pip install --force-reinstall --no-deps "
+            f"{next(iter(found), _WHEELS[0])}=={VERSION}",
         )
     return None
 

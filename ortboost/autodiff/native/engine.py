@@ -8,14 +8,13 @@ cannot forget it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import check_opset, check_request, refuse_nodes
-from ortboost.autodiff.native import rewrites, support
-from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagnose
+from ortboost.autodiff.native.bindings import build_gradients, diagnose
 from ortboost.autodiff.native.built_graph import (
     drop_copies,
     protect_pool_indices,
@@ -37,16 +36,17 @@ from ortboost.autodiff.native.graph import (
     put_back,
     set_aside,
 )
+from ortboost.autodiff.native.rewrites import prepare
 from ortboost.autodiff.native.rewrites.broadcasting import hide_uncertain_shapes, show_hidden_shapes
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
+from ortboost.autodiff.native.support import gradient_support
 from ortboost.core.errors import DependencyError
-from ortboost.core.report import Report
 from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.normalize import name_nodes
 from ortboost.graph.query import input_at, source_before
 from ortboost.graph.reach import reach
 
-__all__ = ["Diagnosis", "NativeEngine", "diagnose"]
+__all__ = ["NativeEngine", "diagnose"]
 
 
 class NativeEngine:
@@ -59,48 +59,31 @@ class NativeEngine:
         "LayerNormalization": "its native gradient has no float16 kernel on the CPU, and no valid "
         "definition"
     }
+    gradient_support = staticmethod(gradient_support)
+    prepare = staticmethod(prepare)
 
-    def unavailable(self) -> str | None:
+    def unavailable(self) -> DependencyError | None:
         """Why onnxruntime-training cannot be used here, and how to fix it."""
-        found = diagnose()
-        return None if found is None else f"{found.what} ({found.where}) Fix: {found.fix}"
-
-    def require(self) -> None:
-        """Raise an error with the fix if onnxruntime-training cannot be used here.
-
-        Raises:
-            DependencyError: It is missing, damaged, of the wrong version, or overlaps with another
-                wheel.
-        """
-        found = diagnose()
-        if found is not None:
-            raise DependencyError(found.what, where=found.where, fix=found.fix)
-
-    def gradient_support(self, node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
-        """``None`` if the builder's gradient of the node is correct once it is prepared."""
-        return support.gradient_support(node, active)
-
-    def prepare(self, model: ir.Model) -> list[Report]:
-        """Rewrite in place the nodes that the builder gets wrong or cannot differentiate."""
-        return rewrites.prepare(model)
+        return diagnose()
 
     def differentiate(
         self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
     ) -> ir.Model:
         """Build the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
-        self.require()
+        if (missing := self.unavailable()) is not None:
+            raise missing
         check_opset(model, self.name, self.opsets)
         check_request(model, loss, wrt)
         work = model.clone()
         inline_functions(work)
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
         if not prepared:
-            self.prepare(work)
+            prepare(work)
 
         # What depends on the request, and the forms that are left without a correct gradient.
         partly_used_splits(work, reach(work, wrt, loss))
         fix = "Use --engine portable, freeze what comes before, or run `ortboost check`."
-        refuse_nodes(self.name, list(_problems(self, work, wrt, loss)), fix)
+        refuse_nodes(self.name, list(_problems(work, wrt, loss)), fix)
 
         # Names, uses and shapes that the builder or its optimizer would get wrong. From here on,
         # shapes must not be inferred again: they would show those that are hidden.
@@ -137,13 +120,11 @@ class NativeEngine:
         return result
 
 
-def _problems(
-    engine: NativeEngine, model: ir.Model, wrt: Sequence[str], loss: str
-) -> Iterator[tuple[ir.Node, str]]:
+def _problems(model: ir.Model, wrt: Sequence[str], loss: str) -> Iterator[tuple[ir.Node, str]]:
     """The nodes on the path without a correct gradient, with the reason."""
     reached = reach(model, wrt, loss)
     for node in reached.nodes:
-        reason = engine.gradient_support(node, reached.active)
+        reason = gradient_support(node, reached.active)
         # partly_used_splits could not replace it.
         if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
             reason = "only some of its outputs lead to the loss, and its sizes are not fixed"

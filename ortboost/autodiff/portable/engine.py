@@ -14,20 +14,19 @@ and Walther, "Evaluating Derivatives", 2008, chapter 3.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx.parser
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import check_opset, check_request, gradient_name, refuse_nodes
-from ortboost.autodiff.portable import prepare as preparation
+from ortboost.autodiff.portable.prepare import prepare
 from ortboost.autodiff.portable.registry import own_operators
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
 from ortboost.autodiff.portable.rewrites.scatter import scatter_in_float32
 from ortboost.autodiff.portable.rules.losses import lower_losses
 from ortboost.core.errors import ModelError
-from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.reach import Reach, find_value, reach, values_by_name
@@ -72,26 +71,16 @@ class PortableEngine:
     name = "portable"
     ir_version = 10
     fp32_operators: Mapping[str, str] = {}
+    gradient_support = staticmethod(gradient_support)
+    prepare = staticmethod(prepare)
 
     @property
     def opsets(self) -> range:
         """Opsets of the standard domain that the rules, onnx and the installed runtime support."""
         return range(_OLDEST, _newest_here() + 1)
 
-    def unavailable(self) -> str | None:
+    def unavailable(self) -> None:
         """``None``: it can always run, as it needs only onnx."""
-        return None
-
-    def require(self) -> None:
-        """Do nothing: it can always run."""
-
-    def gradient_support(self, node: ir.Node, active: Collection[str] = frozenset()) -> str | None:
-        """``None`` if there is a rule for this form of the node, else the reason why not."""
-        return gradient_support(node, active)
-
-    def prepare(self, model: ir.Model) -> list[Report]:
-        """Rewrite nodes that the rules or stock runtimes need in another form, in place."""
-        return preparation.prepare(model)
 
     def differentiate(
         self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
