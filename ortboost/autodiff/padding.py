@@ -28,7 +28,7 @@ def explicit_padding(model: ir.Model) -> Report:
     explicit = (_window, "auto_pad replaced by pads")
     rules: dict[str, tuple[Rule, str]] = {
         **dict.fromkeys(("Conv", "MaxPool", "AveragePool"), explicit),
-        "ConvTranspose": (_transposed, "auto_pad or output_shape replaced by pads"),
+        "ConvTranspose": (_window, "auto_pad or output_shape replaced by pads"),
         "Pad": (_pad, "pads extended to all axes"),
     }
     return rewrite_nodes(model, "explicit_padding", rules)
@@ -56,32 +56,19 @@ def _pad(site: Site) -> list[ir.Value | None] | None:
 
 
 def _window(site: Site) -> Sequence[ir.Value] | None:
-    """Write the padding of a convolution or pool as ``pads``."""
-    mode = site.text("auto_pad", "NOTSET")
-    if mode == "NOTSET":
-        return None
-    pads = same_pads(site)
-    attributes: dict[str, Any] = dict(site.node.attributes)
-    attributes.pop("auto_pad")
+    """Write the padding of a convolution or pool, or its output shape, as ``pads``."""
     node = site.node
-    outputs = site.ops(
-        node.op_type, *node.inputs, count=len(node.outputs), **{**attributes, "pads": pads}
-    )
+    if site.text("auto_pad", "NOTSET") == "NOTSET" and not site.integers("output_shape"):
+        return None
+    pads = transposed_pads(site) if node.op_type == "ConvTranspose" else same_pads(site)
+    attributes: dict[str, Any] = {**node.attributes, "pads": pads}
+    for name in ("auto_pad", "output_shape"):
+        attributes.pop(name, None)
+    outputs = site.ops(node.op_type, *node.inputs, count=len(node.outputs), **attributes)
     # The indices of a MaxPool are int64; a new output has the type of the first input.
     for new, old in zip(outputs[1:], node.outputs[1:], strict=True):
         new.type = old.type
     return outputs
-
-
-def _transposed(site: Site) -> Sequence[ir.Value] | None:
-    """Write the padding or the output shape of a ConvTranspose as ``pads``."""
-    if site.text("auto_pad", "NOTSET") == "NOTSET" and not site.integers("output_shape"):
-        return None
-    attributes: dict[str, Any] = dict(site.node.attributes)
-    for name in ("auto_pad", "output_shape"):
-        attributes.pop(name, None)
-    attributes["pads"] = transposed_pads(site)
-    return [site.op("ConvTranspose", *site.node.inputs, **attributes)]
 
 
 def transposed_pads(site: Site) -> list[int]:

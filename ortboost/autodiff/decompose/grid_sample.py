@@ -67,7 +67,7 @@ def _grid_sample(site: Site) -> list[ir.Value | None]:
     if frame:
         image = site.op("Pad", image, site.ints(*([0, 0] + axes * [1]) * 2))
     if mode == "cubic":  # the padding applies to each of its pixels
-        low, fraction = _apart(site, point, 2)
+        low, fraction = _apart(site, point)
         around = _inside(site, _neighbours(site, low, mode), padding)
         return [_channels_first(site, _weighed(site, image, around, fraction, frame, mode))]
     if frame:  # coordinates of the framed image
@@ -92,11 +92,11 @@ def _split(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
     return low, site.op("Sub", point, site.cast(low, _grid_dtype(site)))
 
 
-def _apart(site: Site, point: ir.Value, reach: int) -> tuple[ir.Value, ir.Value]:
-    """As :func:`_split`, with ``p`` limited to ``-reach .. L - 1 + reach``."""
-    moved = site.op("Add", point, _number(site, float(reach)))
-    low, fraction = _split(site, _limited(site, moved, _lengths(site, 2 * reach - 1)))
-    return site.op("Sub", low, site.ints(reach)), fraction
+def _apart(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """As :func:`_split`, with ``p`` limited to the ``-2 .. L + 1`` that cubic weights reach."""
+    moved = site.op("Add", point, _number(site, 2.0))
+    low, fraction = _split(site, _limited(site, moved, _lengths(site, 3)))
+    return site.op("Sub", low, site.ints(2)), fraction
 
 
 def _neighbours(site: Site, low: ir.Value, mode: str) -> ir.Value:

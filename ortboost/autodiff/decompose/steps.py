@@ -40,7 +40,7 @@ def _sign(site: Site) -> list[ir.Value | None]:
         raise Refusal(REFUSED["Sign"])
     # Every use has to be of a known form: one other use might be an estimator.
     for usage in sign.uses():
-        other = _other(usage.node, usage.idx, "Mul")
+        other = _other_factor(usage)
         if other is None or not (
             _is_function_of_abs(other, x)
             or (constant(other) is not None and _only_subtracted(usage.node.outputs[0], [x]))
@@ -61,7 +61,7 @@ def _rounding(site: Site) -> list[ir.Value | None]:
         # Each use as x - floor(x / c) c with the divisor of the quotient, if it is not constant.
         x, divisor = quotient.inputs
         for usage in rounded.uses():
-            factor = _other(usage.node, usage.idx, "Mul")
+            factor = _other_factor(usage)
             if factor is not divisor or not _only_subtracted(usage.node.outputs[0], [x]):
                 raise refusal
     return [_stopped(site)]
@@ -73,9 +73,10 @@ def _stopped(site: Site) -> ir.Value:
     return site.op(site.node.op_type, x, shape=site.input(0).shape)
 
 
-def _other(node: ir.Node, index: int, op_type: str) -> ir.Value | None:
-    """The other operand of a node with two, if the node is of this type."""
-    return node.inputs[1 - index] if is_standard(node, op_type) else None
+def _other_factor(usage: tuple[ir.Node, int]) -> ir.Value | None:
+    """The other factor of the product that uses a value; ``None`` for another node."""
+    node, index = usage
+    return node.inputs[1 - index] if is_standard(node, "Mul") else None
 
 
 def _only_subtracted(value: ir.Value, xs: Sequence[ir.Value | None]) -> bool:

@@ -146,12 +146,6 @@ def mish(b: Backward, g: Term, x: Term, y: Term) -> Term:
     return g * (t + x * x.call("Sigmoid") * rest)
 
 
-@slope("Softplus")
-def softplus(b: Backward, g: Term, x: Term, y: Term) -> Term:
-    """`y = log(1 + exp(x))`: `g sigmoid(x)`."""
-    return g * x.call("Sigmoid")
-
-
 @slope("Softsign")
 def softsign(b: Backward, g: Term, x: Term, y: Term) -> Term:
     """`y = x / (1 + |x|)`: `g / (1 + |x|)^2`."""

@@ -16,11 +16,10 @@ from ortboost.graph.query import scalar
 __all__: list[str] = []
 
 
-@register("Add")
-def add(b: Backward) -> Gradients:
-    """`y = a + c`: `ga = g`, `gc = g`."""
-    g = b.gradient()
-    return [b.sum_to_shape(g, b.input(i)) if b.needs_gradient(i) else None for i in (0, 1)]
+@register("Add", "Sum")
+def sum_(b: Backward) -> Gradients:
+    """`y = sum_i x_i`: `g` for each."""
+    return [b.sum_to_shape(b.gradient(), v) if b.needs_gradient(i) else None for i, v in _inputs(b)]
 
 
 @register("Sub")
@@ -66,24 +65,6 @@ def mod(b: Backward) -> Gradients:
         return [ga, None]
     y, a, c = (Term(b, v, v.shape) for v in (b.output(), b.input(0), b.input(1)))
     return [ga, b.sum_to_shape((Term(b, g, shape) * (y - a) / c).value, c.value)]
-
-
-@register("Neg")
-def neg(b: Backward) -> Gradients:
-    """`y = -x`: `-g`."""
-    return [b.op("Neg", b.gradient(), shape=b.output().shape)]
-
-
-@register("Identity")
-def identity(b: Backward) -> Gradients:
-    """`y = x`: `g`."""
-    return [b.gradient()]
-
-
-@register("Sum")
-def sum_(b: Backward) -> Gradients:
-    """`y = sum_i x_i`: `g` for each."""
-    return [b.sum_to_shape(b.gradient(), v) if b.needs_gradient(i) else None for i, v in _inputs(b)]
 
 
 @register("Mean")

@@ -41,6 +41,8 @@ def slope(*op_types: str, domain: str = "") -> Callable[[_Slope], _Slope]:
 
 # `g f'(x)`, by `y = f(x)` if that is cheaper.
 _SLOPES: Final[Mapping[str, Callable[[Term, Term, Term], Term]]] = {
+    "Identity": lambda g, x, y: g,
+    "Neg": lambda g, x, y: -g,
     "Abs": lambda g, x, y: g * x.call("Sign"),  # 0 at 0
     "Exp": lambda g, x, y: g * y,
     "Log": lambda g, x, y: g / x,
@@ -50,6 +52,7 @@ _SLOPES: Final[Mapping[str, Callable[[Term, Term, Term], Term]]] = {
     "Tan": lambda g, x, y: g * (y * y + 1),
     "Tanh": lambda g, x, y: g * (1 - y * y),
     "Sigmoid": lambda g, x, y: g * (y * (1 - y)),
+    "Softplus": lambda g, x, y: g * x.call("Sigmoid"),
     "Erf": lambda g, x, y: g * ((-(x * x)).call("Exp") * (2 / math.sqrt(math.pi))),
     "Sinh": lambda g, x, y: g * x.call("Cosh"),
     "Cosh": lambda g, x, y: g * x.call("Sinh"),

@@ -40,7 +40,7 @@ def cross_entropy(b: Backward) -> Gradients:
     p = b.op("Exp", log_p, shape=shape)
     total: ir.Value | None = None
     if b.gradients[0] is not None:
-        total = b.op("Mul", _scattered(b, p, -1.0, add=True), _factor(b), shape=shape)
+        total = b.op("Mul", _scattered(b, p, "add"), _factor(b), shape=shape)
     through = b.gradients[1] if len(b.gradients) > 1 else None
     if through is not None:
         through_softmax = b.op(
@@ -56,22 +56,15 @@ def negative_log_likelihood(b: Backward) -> Gradients:
     """`l = -W x[t]`: `gx = -c` at the label and 0 elsewhere, `c` as for cross entropy."""
     x = b.input(0)
     zeros = b.filled(0, b.shape_of(x), shape=x.shape)
-    return [b.op("Mul", _scattered(b, zeros, -1.0), _factor(b), shape=x.shape)]
+    return [b.op("Mul", _scattered(b, zeros, "none"), _factor(b), shape=x.shape)]
 
 
-def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False) -> ir.Value:
-    """``data [N, C, d...]`` with a number written or added at the labels."""
+def _scattered(b: Backward, data: ir.Value, reduction: str) -> ir.Value:
+    """``data [N, C, d...]`` with -1 written or added at the labels."""
     labels = b.op("Unsqueeze", _safe(b), b.ints(1))
-    numbers = b.op("Expand", b.const(number), b.shape_of(labels))
-    return b.op(
-        "ScatterElements",
-        data,
-        labels,
-        numbers,
-        axis=1,
-        reduction="add" if add else "none",
-        shape=data.shape,
-    )
+    numbers = b.op("Expand", b.const(-1.0), b.shape_of(labels))
+    options = {"axis": 1, "reduction": reduction, "shape": data.shape}
+    return b.op("ScatterElements", data, labels, numbers, **options)
 
 
 def _factor(b: Backward) -> ir.Value:
