@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, known_shape, producer_of, source_before
+from ortboost.graph.query import constant, known_shape, producer_of, scalar, source_before
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["finite_masked_rows"]
@@ -23,14 +23,16 @@ __all__ = ["finite_masked_rows"]
 def finite_masked_rows(site: Site) -> list[ir.Value | None] | None:
     """Rewrite the attentions of a model that is not differentiated yet, in place."""
     masked, otherwise = site.input(0), constant(source_before(site.input(1), "CastLike"))
-    probabilities = source_before(site.input(2), "Cast")
+    result = site.input(2)
+    cast = producer_of(result, "Cast")  # one: of several, each may round
+    probabilities = result if cast is None else cast.inputs[0]
     softmax = producer_of(probabilities, "Softmax")
     if softmax is None or probabilities is None or otherwise is None or otherwise.any():
         return None
     scores, axis = softmax.inputs[0], softmax.attributes.get_int("axis", -1)
     test = producer_of(masked, "IsNaN")
     earlier = producer_of(scores, "Where")
-    if earlier is not None and earlier.inputs[0] is masked:
+    if earlier is not None and earlier.inputs[0] is masked and scalar(earlier.inputs[1]) == 0:
         return None  # done before
     if test is not None and source_before(test.inputs[0], "Cast") is probabilities:
         top = site.op("ReduceMax", scores, site.ints(axis), keepdims=1)
@@ -39,7 +41,6 @@ def finite_masked_rows(site: Site) -> list[ir.Value | None] | None:
         return None
     kept = site.op("Where", masked, site.const(0.0, probabilities.dtype), scores)
     again = site.op("Softmax", kept, **softmax.attributes)
-    result = site.input(2)
     if result is not probabilities:
         again = site.cast(again, result.dtype)
     return [site.op("Where", masked, site.input(1), again)]

@@ -49,7 +49,7 @@ def _import(load: Callable[[], object], place: str, fix: str) -> None:
         load()
     except FileError:
         raise
-    except Exception as error:  # an import may raise anything
+    except (Exception, SystemExit) as error:  # an import may raise anything, and scripts exit
         what = error.what if isinstance(error, OrtBoostError) else repr(error)
         raise ConfigError(f"A plugin cannot be imported: {what}", where=place, fix=fix) from error
 

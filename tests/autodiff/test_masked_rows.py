@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortboost.autodiff.masked_rows import finite_masked_rows
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
@@ -12,10 +13,12 @@ from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import native_only, stepper, text_model, weights
 
-# As torch's exporters write it, and as the standard defines Attention.
+# As torch's exporters write it, as the standard defines Attention, and with rows filled by hand.
 MASKED = {
-    "torch": "n = IsNaN(p)",
-    "standard": "top = ReduceMax(m, axes)  n = Equal(top, lowest)",
+    "torch": "p = Softmax<axis = {axis}>(m)  n = IsNaN(p)",
+    "standard": "p = Softmax<axis = {axis}>(m)  top = ReduceMax(m, axes)  n = Equal(top, lowest)",
+    "filled": """top = ReduceMax(m, axes)  n = Equal(top, lowest)
+        f = Where(n, lowest, m)  p = Softmax<axis = {axis}>(f)""",
 }
 
 
@@ -32,8 +35,8 @@ def test_a_row_that_is_masked_as_a_whole_gets_no_gradient(engine, axis, form):
           zero = Constant<value_float = 0.0>()  axes = Constant<value_ints = [{axis}]>()
           one = Constant<value_float = 1.0>()  o = Constant<value_float = 0.0>()
           less = Neg(one)  lowest = Div(less, o)
-          s = MatMul(x, w)  m = Add(s, mask)  p = Softmax<axis = {axis}>(m)
-          {MASKED[form]}  y = Where(n, zero, p) }}""",
+          s = MatMul(x, w)  m = Add(s, mask)
+          {MASKED[form].format(axis=axis)}  y = Where(n, zero, p) }}""",
         w=w,
     )
     mask = np.zeros((2, 3, 4), np.float32)
@@ -53,3 +56,13 @@ def test_a_row_that_is_masked_as_a_whole_gets_no_gradient(engine, axis, form):
     np.testing.assert_allclose(result.loss, ((p - labels) ** 2).sum(), rtol=1e-5)
     gradient = np.einsum("nsi,nsj->ij", x, slope)
     np.testing.assert_allclose(w - found.state()["w"], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_probabilities_that_are_rounded_stay():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2,3] x) => (float[2,3] y) {
+          zero = Constant<value_float = 0.0>()  p = Softmax(x)  n = IsNaN(p)
+          whole = Cast<to = 7>(p)  rounded = Cast<to = 1>(whole)  y = Where(n, zero, rounded) }"""
+    )
+    assert not finite_masked_rows(model).changed

@@ -83,6 +83,7 @@ def test_a_gradient_rule_is_used(tmp_path, monkeypatch, capsys):
         ("absent.py", None, 8, "does not exist"),
         ("absent_module", None, 3, "No module named 'absent_module'"),
         ("broken.py", "raise ValueError('oh')", 3, "ValueError('oh')"),
+        ("script.py", "raise SystemExit", 3, "SystemExit"),
         ("wrong.py", "import ortboost as ob; ob.Momentum(momentum='x')", 3, "momentum"),
         ("numpy.py", "", 3, "already imported"),
     ],
@@ -100,4 +101,4 @@ def test_what_cannot_be_imported_is_named(
     assert message in error
     assert name in error
     assert error.count("\n") == 3
-    assert not {"broken", "wrong"} & (set(sys.modules) - before)
+    assert not {"broken", "script", "wrong"} & (set(sys.modules) - before)
