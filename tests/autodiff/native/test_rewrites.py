@@ -261,6 +261,16 @@ def test_prepare_is_idempotent(name):
     assert [r for r in prepare(model) if r.modified] == []
 
 
+def test_the_output_shape_of_a_transposed_convolution_becomes_pads():
+    model = model_of(
+        "float[N,2,5] x, float[2,3,3] w", "y = ConvTranspose<output_shape=[9], strides=[2]>(x, w)"
+    )
+    assert explicit_padding(model).modified
+    (node,) = model.graph
+    assert node.attributes.get_ints("pads") == (1, 1)  # without them it has 2 * 4 + 3 elements
+    assert "output_shape" not in node.attributes
+
+
 def test_same_padding_of_unknown_size_is_refused_with_a_way_out():
     model = model_of(
         "float[N,3,H,W] x, float[4,3,3,3] w", 'y = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)'
