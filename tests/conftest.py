@@ -113,6 +113,7 @@ SAMPLED = (
     "program/test_combine.py",
     "tools/test_fuzz.py",
 )
+_RUN_WITH_EACH = ("each_runtime", "needs_native", "ENGINES")  # see _runs_once
 _FEW = 10  # cases of one test, which all run
 _START = time.monotonic()
 
@@ -176,6 +177,17 @@ def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
         many = len(found) > _FEW and _listed(found[0].path, SAMPLED)
         chosen += found[::3] if many and not _needs_native(found[0]) else found
     return chosen
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which nothing is left: that takes seconds."""
+    once = (*WITHOUT_RUNTIME, *EITHER_RUNTIME)
+    if not config.getoption("--runtime-only") or not collection_path.name.startswith("test_"):
+        return None
+    if not _listed(collection_path, once):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return not any(word in text for word in _RUN_WITH_EACH) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
