@@ -6,10 +6,13 @@ where ``masked`` has one value for each row, as in the standard's definition of 
 -inf only, such as that of a token of padding on the left, has the probabilities NaN; the gradient
 of this Softmax would be ``0 * NaN``, so one such row would make every step overflow. Both of
 torch's exporters write IsNaN(Softmax(x)) for ``masked``, which becomes ``IsNaN(m - m)``, where
-``m`` is the maximum of the row.
+``m`` is the maximum of the row. That is also the inner condition where ``masked`` has a value for
+each element, and ``x`` is Where(masked, -inf, scores): torch's ``masked_fill`` before and after.
 """
 
 from __future__ import annotations
+
+import math
 
 import onnx_ir as ir
 
@@ -34,16 +37,26 @@ def finite_masked_rows(site: Site) -> list[ir.Value | None] | None:
     earlier = producer_of(scores, "Where")
     if earlier is not None and earlier.inputs[0] is masked and scalar(earlier.inputs[1]) == 0:
         return None  # done before
-    if test is not None and source_before(test.inputs[0], "Cast") is probabilities:
+    tested = test is not None and source_before(test.inputs[0], "Cast") is probabilities
+    rows = masked
+    if tested or _filled(earlier, masked):
         top = site.op("ReduceMax", scores, site.ints(axis), keepdims=1)
-        masked = site.op("IsNaN", site.op("Sub", top, top))
+        rows = site.op("IsNaN", site.op("Sub", top, top))
+        masked = rows if tested else masked
     elif not _one_for_each_row(masked, probabilities, axis):
         return None
-    kept = site.op("Where", masked, site.const(0.0, probabilities.dtype), scores)
+    kept = site.op("Where", rows, site.const(0.0, probabilities.dtype), scores)
     again = site.op("Softmax", kept, **softmax.attributes)
     if result is not probabilities:
         again = site.cast(again, result.dtype)
     return [site.op("Where", masked, site.input(1), again)]
+
+
+def _filled(earlier: ir.Node | None, masked: ir.Value) -> bool:
+    """Whether a node gives -inf to the same elements that are replaced by 0 later."""
+    if earlier is None or scalar(earlier.inputs[1]) != -math.inf:
+        return False
+    return source_before(earlier.inputs[0], "Cast") is source_before(masked, "Cast")
 
 
 def _one_for_each_row(masked: ir.Value, rows: ir.Value, axis: int) -> bool:

@@ -14,12 +14,14 @@ from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import native_only, stepper, text_model, weights
 
-# As torch's exporters write it, as the standard defines Attention, and with rows filled by hand.
+# As torch's exporters write it, as the standard defines Attention, and filled by hand.
 MASKED = {
     "torch": "p = Softmax<axis = {axis}>(m)  n = IsNaN(p)",
     "standard": "p = Softmax<axis = {axis}>(m)  top = ReduceMax(m, axes)  n = Equal(top, lowest)",
     "filled": """top = ReduceMax(m, axes)  n = Equal(top, lowest)
         f = Where(n, lowest, m)  p = Softmax<axis = {axis}>(f)""",
+    "elements": """n = Equal(mask, lowest)
+        f = Where(n, lowest, s)  p = Softmax<axis = {axis}>(f)""",
     "cast": """d = Cast<to = 11>(m)  e = Softmax<axis = {axis}>(d)
         p = Cast<to = 1>(e)  n = IsNaN(p)""",
 }
