@@ -18,7 +18,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 
 from ortboost.core.report import Report
-from ortboost.graph.evaluate import INEXACT
+from ortboost.graph.evaluate import is_inexact
 from ortboost.graph.opsets.convert_opset import quiet
 from ortboost.graph.query import (
     RANDOM_OPERATORS,
@@ -43,7 +43,6 @@ _KEPT = {
     "DequantizeLinear": "it is part of a quantized model",
     "DynamicQuantizeLinear": "it is part of a quantized model",
     "QuantizeLinear": "it is part of a quantized model",
-    **dict.fromkeys(INEXACT, "the reference implementation differs from the runtimes"),
     **dict.fromkeys(RANDOM_OPERATORS, "it draws random numbers"),
 }
 
@@ -55,12 +54,12 @@ def fold_constants(model: ir.Model) -> Report:
         A report of the number of folded nodes per operator, and of the kept ones with reasons.
     """
     report = Report("fold_constants")
-    before = count_operators(model)
-    constants = _constant_nodes(model)
-    _fold_splits(model, constants)
+    before, opset = count_operators(model), model.opset_imports.get("", 0)
+    constants = _constant_nodes(model, opset)
+    _fold_splits(model, constants, opset)
 
     def should_fold(node: ir.Node) -> bool | None:
-        reason = _obstacle(node, constants)
+        reason = _obstacle(node, constants, opset)
         if reason is not None:
             report.kept[label(node)] = reason
             return False
@@ -100,7 +99,7 @@ def fold_constants(model: ir.Model) -> Report:
     return report
 
 
-def _constant_nodes(model: ir.Model) -> set[ir.Node]:
+def _constant_nodes(model: ir.Model, opset: int) -> set[ir.Node]:
     """Nodes that depend on stored tensors only: all of them may be folded."""
     found: set[ir.Node] = set()
     for node in model.graph.all_nodes():
@@ -108,18 +107,19 @@ def _constant_nodes(model: ir.Model) -> set[ir.Node]:
         if (
             sources
             and not is_standard(node, *_KEPT, "ConstantOfShape", "Dropout")
+            and not is_inexact(node, opset)
             and all(v.is_initializer() or v.producer() in found for v in sources)
         ):
             found.add(node)
     return found
 
 
-def _fold_splits(model: ir.Model, constants: set[ir.Node]) -> None:
+def _fold_splits(model: ir.Model, constants: set[ir.Node], opset: int) -> None:
     """Fold each Split of a stored tensor; onnxscript folds no operator of several outputs."""
 
     def rule(site: Site) -> list[ir.Value] | None:
         whole, shapes = site.array(0), [static_shape(part) for part in site.node.outputs]
-        if whole is None or None in shapes or _obstacle(site.node, constants) is not None:
+        if whole is None or None in shapes or _obstacle(site.node, constants, opset):
             return None
         axis = site.axis(default=0)
         ends = np.cumsum([shape[axis] for shape in shapes if shape is not None])
@@ -163,10 +163,12 @@ def _named_in(message: str, model: ir.Model) -> ir.Node | None:
     return next((node for node in model.graph.all_nodes() if name and node.name == name), None)
 
 
-def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
+def _obstacle(node: ir.Node, constants: set[ir.Node], opset: int) -> str | None:
     """Why a node with constant inputs is kept, or ``None``."""
     if is_standard(node, *_KEPT):
         return _KEPT[node.op_type]
+    if is_inexact(node, opset):
+        return "the reference implementation differs from the runtimes"
     if is_standard(node, "ConstantOfShape"):
         shape = constant(node.inputs[0])
         if shape is None or int(np.prod(shape)) > _SMALL:

@@ -144,6 +144,22 @@ def test_a_split_of_a_stored_tensor_is_folded(opset, sizes):
     assert ops(model) == {"Add": 1, "Mul": 1}
 
 
+@pytest.mark.parametrize(("opset", "folded"), [(18, True), (13, False)])
+def test_a_standardized_weight_is_folded(opset, folded):
+    """Before opset 14, ONNX's reference normalizes by the statistics of the batch."""
+    model = net(
+        "n = BatchNormalization(w, s, b, m, v) y = Add(x, n)",
+        "float[n,3,4] x, float[1,3,4] w, float[3] s, float[3] b, float[3] m, float[3] v",
+        opset=opset,
+        w=weights(1, 3, 4),
+        v=np.float32([0.5, 1, 2]),
+        **{name: weights(3, seed=ord(name)) for name in "sbm"},
+    )
+    report = check(fold_constants, model, X, OTHER)
+    assert report.changed == ({"BatchNormalization": "1 -> 0"} if folded else {})
+    assert ops(model).get("BatchNormalization", 0) == (not folded)
+
+
 def test_constants_in_a_body_are_folded():
     body = "next (int64 i, bool c, float[n,3,4] s) => (bool d, float[n,3,4] t)"
     model = net(
