@@ -37,10 +37,10 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from ortboost.boosts.adasum import AdaSum
-from ortboost.boosts.base import Boost
+from ortboost.boosts.base import Boost, Stage
 from ortboost.boosts.clip import Clip
 from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.ema import Ema
@@ -124,7 +124,8 @@ def register(boost: _B, *, after: str | None = None) -> _B:
         The class, to allow use as a decorator.
 
     Raises:
-        ConfigError: The name is taken or invalid, or the boost ``after`` is unknown.
+        ConfigError: The name is taken or invalid, the stage is missing, or the boost ``after`` is
+            unknown.
     """
     name = getattr(boost, "name", "")
     if not isinstance(name, str) or not name or set(name) & set(":=,. /") or name != _key(name):
@@ -132,6 +133,12 @@ def register(boost: _B, *, after: str | None = None) -> _B:
             f"{name!r} is not a valid name of a boost.",
             where=f"{boost.__module__}.{boost.__qualname__}",
             fix="Give it a 'name' like gradient-noise: lower case, with hyphens between words.",
+        )
+    if getattr(boost, "stage", None) not in get_args(Stage):
+        raise ConfigError(
+            f"The boost '{name}' does not say where it acts.",
+            where=f"{boost.__module__}.{boost.__qualname__}",
+            fix=f"Set its class attribute 'stage' to one of {', '.join(get_args(Stage))}.",
         )
     known = {other.name: other for other in _TABLE}
     if name in known:

@@ -384,6 +384,7 @@ class Search(DimReduce):
         (lambda: register(Impostor), "'clip' already"),
         (lambda: register(Nameless), "not a valid name of a boost"),
         (lambda: register(Underlined), "not a valid name of a boost"),
+        (lambda: register(type("Nowhere", (Boost,), {"name": "nowhere"})), "where it acts"),
         (lambda: register(Counted, after="clop"), "Unknown boost 'clop'"),
         (lambda: ProgramConfig(boosts=(Counted(1),)), "Unknown boost 'counted'"),
         (lambda: ProgramConfig(boosts=(Impostor(),)), "is not the boost registered"),
