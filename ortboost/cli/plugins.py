@@ -50,7 +50,9 @@ def _import(load: Callable[[], object], place: str, fix: str) -> None:
     except FileError:
         raise
     except (Exception, SystemExit) as error:  # an import may raise anything, and scripts exit
-        what = error.what if isinstance(error, OrtBoostError) else repr(error)
+        what = repr(error)
+        if isinstance(error, OrtBoostError):  # the registration says how to mend it
+            what, fix = error.what, error.fix or fix
         raise ConfigError(f"A plugin cannot be imported: {what}", where=place, fix=fix) from error
 
 
