@@ -85,7 +85,7 @@ def test_a_gradient_rule_is_used(tmp_path, monkeypatch, capsys):
         ("broken.py", "raise ValueError('oh')", 3, "ValueError('oh')"),
         ("script.py", "raise SystemExit", 3, "SystemExit"),
         ("wrong.py", "import ortboost as ob; ob.Momentum(momentum='x')", 3, "momentum"),
-        ("wrong.py", "import ortboost as ob; ob.register_gradient()", 3, "Write @register_gradient"),
+        ("wrong.py", "import ortboost as ob; ob.register_gradient()", 3, "Write @register"),
         ("numpy.py", "", 3, "already imported"),
     ],
 )
