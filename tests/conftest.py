@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, settings
 from ortboost.autodiff.native import bindings
 from ortboost.autodiff.native import engine as native
 from ortboost.autodiff.portable import engine as portable
+from ortboost.training import plot
 from tests.support import ENGINES, NEEDS_NATIVE
 
 TESTS = Path(__file__).resolve().parent
@@ -116,6 +117,8 @@ SAMPLED = (
 _RUN_WITH_EACH = ("each_runtime", "needs_native", "ENGINES")  # see _runs_once
 _FEW = 10  # cases of one test, which all run
 _START = time.monotonic()
+_PNG = b"\x89PNG\r\n\x1a\n"
+_plot_log = plot.plot_log
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -124,6 +127,25 @@ def _files_may_be_lost_with_the_power() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+def _one_pixel(log: Path, path: Path) -> Path:
+    path.write_bytes(_PNG)
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _runs_are_not_drawn() -> Iterator[None]:
+    """Curves at the end of a training take longer than the trainings of the tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plot, "plot_log", _one_pixel)
+        yield
+
+
+@pytest.fixture
+def runs_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tests of these curves."""
+    monkeypatch.setattr(plot, "plot_log", _plot_log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

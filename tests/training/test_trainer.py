@@ -583,6 +583,7 @@ def test_a_failing_step_leaves_no_thread_and_no_handler():
     assert not [t for t in threading.enumerate() if t.name == "ortboost-prefetch"]
 
 
+@pytest.mark.usefixtures("runs_are_drawn")
 def test_a_missing_matplotlib_does_not_spoil_a_finished_run(tmp_path, monkeypatch):
     import builtins
 
@@ -601,6 +602,7 @@ def test_a_missing_matplotlib_does_not_spoil_a_finished_run(tmp_path, monkeypatc
     assert any("ortboost[plot]" in line for line in screen.lines)
 
 
+@pytest.mark.usefixtures("runs_are_drawn")
 def test_a_plot_is_drawn_at_the_end(tmp_path):
     pytest.importorskip("matplotlib")
     stepper = LinearStepper()
@@ -653,6 +655,7 @@ def test_callbacks_see_rates_and_what_the_run_is_and_are_closed_whatever_comes(f
     assert witness.rates[-1] == {"learning_rate": 0.05, "learning_rate/bias": 0.05}
 
 
+@pytest.mark.usefixtures("runs_are_drawn")
 def test_a_run_that_diverged_is_drawn_too(tmp_path):
     pytest.importorskip("matplotlib")
     stepper = LinearStepper(FixedScaleConfig(1.0), overflow=lambda step: step > 1)
@@ -662,4 +665,4 @@ def test_a_run_that_diverged_is_drawn_too(tmp_path):
         Trainer(stepper, None, config, log=log, plot=curves).fit(train_source(stepper))
     assert read_log(log.path)[-1]["reason"] == "diverged"
     assert read_log(log.path)[-1]["seconds"] > 0
-    assert curves.is_file()
+    assert curves.stat().st_size > 10_000
