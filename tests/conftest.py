@@ -9,7 +9,7 @@ held: such a test fails as soon as it opens a session or asks which runtime ther
 ``EITHER_RUNTIME`` are tests that need a runtime, and are not about what it computes. Of these, only
 what needs the native engine, or is marked ``each_runtime``, runs with onnxruntime-training. A test
 of both engines runs with the native one there, and with the portable one on the current runtime.
-``SAMPLED`` have hundreds of cases of a kind: with onnxruntime-training, a third of them run.
+Of what is in ``SAMPLED`` and has many cases of a kind, every fifth runs with onnxruntime-training.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ EITHER_RUNTIME = (
 SAMPLED = (
     "autodiff/decompose",
     "autodiff/portable",
-    "program/test_combine.py",
+    "boosts",
+    "deploy",
+    "program",
     "tools/test_fuzz.py",
 )
 _RUN_WITH_EACH = ("each_runtime", "needs_native", "ENGINES")  # see _runs_once
@@ -192,12 +194,15 @@ def _runs_once(item: pytest.Item) -> bool:
 
 
 def _sample(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Every third case of the listed tests that have many; all cases of the others."""
+    """Every fifth case of the listed tests that have many; all cases of the others.
+
+    Five, as cases are products of two, three, four or six values: so each value has its turn.
+    """
     chosen = []
     for _, cases in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         found = list(cases)
         many = len(found) > _FEW and _listed(found[0].path, SAMPLED)
-        chosen += found[::3] if many and not _needs_native(found[0]) else found
+        chosen += found[::5] if many and not _needs_native(found[0]) else found
     return chosen
 
 

@@ -60,12 +60,12 @@ def test_what_needs_the_native_engine_or_says_so_is_not_left_out():
     assert "portable" not in found
 
 
-def test_a_third_of_many_cases_of_a_kind_run_with_onnxruntime_training():
+def test_every_fifth_of_many_cases_of_a_kind_runs_with_onnxruntime_training():
     file = "tests/autodiff/portable/test_probe.py"
     every, some = suite("--collect-only", file), suite("--collect-only", "--runtime-only", file)
     cases = every.count("::test_gradient[")
     assert cases > 1000
-    assert some.count("::test_gradient[") == -(-cases // 3)
+    assert some.count("::test_gradient[") == -(-cases // 5)
     assert some.count("::test_a_group_normalization_of_unknown_channels[") == 2
 
 

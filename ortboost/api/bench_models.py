@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ortboost.api.stored_batches import Data
+from ortboost.api.stored_batches import Data, refuse_unread
 from ortboost.core.arguments import checked
 from ortboost.core.cores import available_cores
 from ortboost.core.errors import UsageError
@@ -47,7 +47,8 @@ def bench(
         tell: Called with a line of progress text.
 
     Raises:
-        UsageError: The data are neither a file nor arrays.
+        UsageError: The data are neither a file nor arrays; or a mapping or a split is given without
+            data.
         OrtBoostError: See :func:`ortboost.deploy.bench.bench_files`.
 
     Example:
@@ -55,6 +56,7 @@ def bench(
         >>> slow.ratio.median  # doctest: +SKIP
         1.7
     """
+    refuse_unread(mapping, split, data)
     settled = config or BenchConfig()
     bind: Bind | None = None
     if data is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.run_folder import refuse_for_model
-from ortboost.api.stored_batches import Data, Feeds, map_batches
+from ortboost.api.stored_batches import Data, Feeds, map_batches, refuse_unread
 from ortboost.core.arguments import checked
 from ortboost.core.arrays import matches
 from ortboost.core.errors import UsageError
@@ -169,7 +169,8 @@ def compare(
         device: Where to run.
 
     Raises:
-        UsageError: The models have no output in common, or have different inputs.
+        UsageError: The models have no output in common, or have different inputs; or a mapping or
+            a split is given without data.
         FileError: A file cannot be read, or the checkpoint cannot be used.
         ModelError: The runtime rejects a model.
 
@@ -178,6 +179,7 @@ def compare(
         >>> ob.compare("models/mlp.onnx", "models/mlp.onnx").parity.ok
         True
     """
+    refuse_unread(mapping, split, data)
     if not is_folder(one) and not is_folder(other):
         refuse_for_model(one, checkpoint)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:

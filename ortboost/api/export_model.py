@@ -15,7 +15,7 @@ from ortboost.api.export_comparison import ExportComparison
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.run_folder import check_output, refuse_for_model
 from ortboost.api.running_statistics import updated_bn
-from ortboost.api.stored_batches import Data, Feeds
+from ortboost.api.stored_batches import Data, Feeds, refuse_unread
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
@@ -192,6 +192,7 @@ def export(
     wanted = get_target(target)
     wanted.require(precision, opset)
     _check_settings(run, out, precision, min_sqnr, int8, calibration)
+    refuse_unread(mapping, split, verify, calibration, update_bn)
     on_calibration = precision == "int8" and verify is None and calibration is not None
     if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"

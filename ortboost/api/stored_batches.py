@@ -8,16 +8,39 @@ from typing import Any, Final, TypeAlias, overload
 
 from numpy.typing import NDArray
 
+from ortboost.core.errors import UsageError
 from ortboost.training.data import ArraySource, Source, batch_axes, batch_length, pad_batch
 from ortboost.training.protocols import InputLike
 
-__all__ = ["Data", "Feeds", "StoredBatches", "map_batches", "padded_batches", "read_batches"]
+__all__ = [
+    "Data",
+    "Feeds",
+    "StoredBatches",
+    "map_batches",
+    "padded_batches",
+    "read_batches",
+    "refuse_unread",
+]
 
 Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
 """A data file or folder, arrays by name or in order, a table, a source or any iterable."""
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]
 
 _HELD: Final = 512 << 20  # bytes of data that are held in memory, and so are read only once
+
+
+def refuse_unread(mapping: Mapping[str, str] | None, split: str, *data: Data | None) -> None:
+    """Refuse settings of the data where none are read: they would have no effect.
+
+    Raises:
+        UsageError: There are no data, but a mapping, or a split other than the default.
+    """
+    if all(one is None for one in data) and (mapping or split != "test"):
+        raise UsageError(
+            "This says how data are read, but no data are given.",
+            where="--map" if mapping else "--split",
+            fix="Give the data too, or leave it out.",
+        )
 
 
 class StoredBatches(Sequence[Feeds]):

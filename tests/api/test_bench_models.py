@@ -76,6 +76,8 @@ def test_the_verb(capsys):
         (["bench", MLP, "--dim", "3x64"], 2, "--dim height=640"),
         (["bench", MLP, "--dim", "y=3"], 2, "no dimension 'y'"),
         (["bench", MLP, "--data", DIGITS, "--batch-size", "5000"], 2, "smaller --batch-size"),
+        (["bench", MLP, "--split", "train"], 2, "no data are given"),
+        (["bench", MLP, "--map", "x=images"], 2, "no data are given"),
         (["bench", MLP, "--seconds", "0"], 3, "seconds"),
         (["bench", DIGITS], 8, "not a readable ONNX model"),
         (["bench", str(MODELS)], 8, "ortboost export"),

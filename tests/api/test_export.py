@@ -615,3 +615,11 @@ def test_a_rewrite_that_is_wrong_is_named(convnet, tmp_path, capsys, monkeypatch
 def test_a_tolerance_that_is_none(text, convnet, capsys):
     assert main(["compare", str(convnet), str(convnet), "--rtol", text]) == 2
     assert "is not a tolerance" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", [{"mapping": {"x": "images"}}, {"split": "train"}])
+def test_how_data_are_read_is_refused_without_data(setting, convnet, tmp_path):
+    with pytest.raises(UsageError, match="no data are given"):
+        api.export(convnet, tmp_path / "o.onnx", **setting)
+    with pytest.raises(UsageError, match="no data are given"):
+        api.compare(convnet, convnet, **setting)

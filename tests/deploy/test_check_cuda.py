@@ -110,7 +110,7 @@ def test_shipped_models_have_steps_that_stay_on_the_device(name, tmp_path):
 
 def test_steps_that_can_be_captured(tmp_path):
     config = ProgramConfig(engine="portable", inputs=InputConfig(dims={"batch": 8}))
-    build_program(MODELS / "resnet20.onnx", config).save(tmp_path / "run")
+    build_program(MODELS / "lenet5.onnx", config).save(tmp_path / "run")
     fixed = rules(check_cuda(tmp_path / "run"))["CUDA007"]
     assert fixed.reason == "Training captures it as a CUDA graph."
     whole = check_cuda(tmp_path / "run" / "step.onnx")  # as it is, for a loop without ortboost
@@ -119,7 +119,7 @@ def test_steps_that_can_be_captured(tmp_path):
     boosted = ProgramConfig(
         engine="portable", boosts=(Recompute(), LossScale()), inputs=InputConfig(dims={"batch": 8})
     )
-    build_program(MODELS / "resnet20.onnx", boosted).save(tmp_path / "waits")
+    build_program(MODELS / "lenet5.onnx", boosted).save(tmp_path / "waits")
     assert "convert without recompute" in rules(check_cuda(tmp_path / "waits"))["CUDA007"].fix
     build_program(MODELS / "transformer_tiny.onnx", config).save(tmp_path / "draws")
     assert "random numbers" in rules(check_cuda(tmp_path / "draws"))["CUDA007"].reason
