@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -77,7 +78,7 @@ def test_before_each_change_while_one_run_replaces_another(tmp_path):
     change = old = 1
     while True:
         folder = tmp_path / str(change)
-        trained(folder, **_OLD)
+        shutil.copytree(tmp_path / "older", folder)
         new = {**_NEW, "overwrite": True}
         if not killed_before(change, folder, lambda f=folder, new=new: trained(f, **new)):
             break
