@@ -180,7 +180,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _instance(value: Any, hint: Any) -> Any:
-    if not isinstance(value, hint):
+    if isinstance(value, type) or not isinstance(value, hint):  # a class may match a protocol
         raise UnfitError(value, hint)
     return value
 

@@ -226,8 +226,9 @@ class _Binder:
                 "softmax-cross-entropy, without --dense-labels."
             )
         return (
-            "For one-hot or dense labels convert with --dense-labels; otherwise reshape the "
-            "array, or map another one to this input (--map INPUT=KEY)."
+            "For one-hot labels save array.argmax(axis=1), for probabilities convert with "
+            "--dense-labels; otherwise reshape the array, or map another one to this input "
+            "(--map INPUT=KEY)."
         )
 
     def _check_values(self, spec: InputLike, key: str, array: Array) -> None:
