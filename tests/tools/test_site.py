@@ -1,4 +1,4 @@
-"""The site of `make docs`: the pages of the API reference, and a build, whose warnings are errors."""
+"""The site of `make docs`: all public names are shown; a build, whose warnings are errors."""
 
 from __future__ import annotations
 
