@@ -328,10 +328,10 @@ class CompiledSteps:
         return matches(labels.shape, tuple(wanted))
 
 
-def _broadcast(prediction: Sequence[int | str], labels: tuple[int, ...]) -> bool:
-    """Whether the shapes may broadcast; a dimension with a name may have any length."""
+def _broadcast(prediction: Sequence[int | str | None], labels: tuple[int, ...]) -> bool:
+    """Whether the shapes may broadcast; a dimension that is no number may have any length."""
     pairs = zip(reversed(prediction), reversed(labels), strict=False)
-    return all(isinstance(a, str) or a == b or 1 in (a, b) for a, b in pairs)
+    return all(not isinstance(a, int) or a == b or 1 in (a, b) for a, b in pairs)
 
 
 def _owned(catalogue: Catalogue) -> dict[str, list[str]]:

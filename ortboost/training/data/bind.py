@@ -108,7 +108,7 @@ class _Binder:
         return kind(what, where=f"{self.path or self.what}: {key}", fix=fix)
 
     def _misfit(self, spec: InputLike, key: str, fix: str) -> OrtBoostError:
-        shape = ", ".join(str(dim) for dim in spec.shape)
+        shape = ", ".join("?" if dim is None else str(dim) for dim in spec.shape)
         return self.error(
             f"The array '{key}' does not have the shape of the input '{spec.name}'.",
             f"array {list(self.arrays[key].shape)}, input [{shape}]",
