@@ -154,6 +154,8 @@ class _Binder:
             tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
             free += [key for key in tokens if key in taken]
         fix = f"Add an array '{spec.name}' with one entry for each sample."
+        if self.path is None and len(self.arrays) == 1:  # x, y in place of (x, y)
+            fix = f"Give all arrays together: ({', '.join(i.name for i in self.inputs)})."
         if free:
             fix = f"Name an array '{spec.name}', or say which one it is: "
             fix += f"--map {spec.name}={free[0]}"

@@ -109,6 +109,10 @@ def test_an_input_that_all_samples_share_may_become_a_constant():
     assert fix.endswith("--input mean=VALUE")
 
 
+def test_a_single_array_in_memory_was_to_be_a_pair():
+    assert missing({"x": DATA}, [X, LABELS]) == "Give all arrays together: (x, labels)."
+
+
 def missing(arrays, inputs, **more):
     with pytest.raises(UsageError, match="No array feeds") as caught:
         bind_arrays(arrays, inputs, **more)
