@@ -181,7 +181,7 @@ def _of_program(
     check_perplexity(metrics or (), program.config.loss)
     if metrics is None:
         classifies = program.config.loss.name == "softmax-cross-entropy"
-        metrics = ("accuracy",) if classifies else ()
+        metrics = ("accuracy",) if classifies and output != "loss" else ()
     labels = program.counted_labels or LABELS
     inputs: Sequence[TensorSpec] = evaluator.inputs
     # The labels have the threshold of the prediction; another output may hold its logits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from ortboost.training.data.images import AugmentConfig, ImageConfig, parse_imag
 __all__ = ["as_images", "former_images", "images_note", "images_of", "trained_data"]
 
 _KEY: Final = "images"
+_log = logging.getLogger(__name__)
 
 
 def as_images(images: ImageConfig | str | None) -> ImageConfig | None:
@@ -51,9 +53,19 @@ def trained_data(found: Checkpoint | None) -> Mapping[str, Any]:
 
 def _merged(given: ImageConfig | None, kept: ImageConfig | None) -> ImageConfig | None:
     """The given settings if any, with the stored class indices unless classes are given."""
-    if given is None or kept is None or given.classes:
+    if given is None or kept is None:
         return given or kept
-    return dataclasses.replace(given, classes=kept.classes)
+    used = given if given.classes else dataclasses.replace(given, classes=kept.classes)
+    fields = [item.name for item in dataclasses.fields(used)]
+    if not used.crop:  # that of the input, as it was in the training
+        fields.remove("crop")
+    other = [name for name in fields if getattr(used, name) != getattr(kept, name)]
+    if other:
+        _log.warning(
+            "the given image settings replace all of those of the training; they differ in %s",
+            ", ".join(other),
+        )
+    return used
 
 
 def _kept(found: Checkpoint | ir.Model | None) -> ImageConfig | None:

@@ -32,7 +32,7 @@ def updated_bn(
     """Replace the running statistics in a copy of a state; see :mod:`ortboost.runtime.update_bn`.
 
     The data, in batches preferably as large as in training, need no labels; ``trained`` is the
-    fingerprint of the data of the training, see :func:`check_scale`. The other
+    fingerprint of the data of the training, see :func:`check_like_training`. The other
     arguments are those of :func:`ortboost.evaluate`.
 
     Raises:

@@ -252,7 +252,7 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
         many = bool(getattr(known[name], "multiple", False)) or known[name].nargs == -1
         if isinstance(value, Mapping) or (isinstance(value, list) and not many):
             raise ConfigError(
-                f"'{key}' is {value!r}; a text or number is needed.",
+                f"'{key}' is {value!r}; a string or a number is needed.",
                 where=str(path),
                 fix=f'Write it as on the command line: {name} = "...".',
             )

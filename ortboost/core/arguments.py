@@ -31,7 +31,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`. The
     function raises an :class:`ArgumentTypeError` for a wrong type, and an
-    :class:`ArgumentValueError` for a number outside its :class:`Range` or a string that is not one
+    :class:`ArgumentValueError` for a number outside its ``Range`` or a string that is not one
     of the choices.
 
     Example:

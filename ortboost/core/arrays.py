@@ -33,7 +33,7 @@ def npy_faults() -> Iterator[None]:
     """Turn whatever numpy raises for a damaged ``.npy`` header into a ValueError.
 
     The header is a Python literal. ``numpy.lib.format`` parses one in an old form with
-    :mod:`tokenize`, and does not catch the errors of that module.
+    ``tokenize``, and does not catch the errors of that module.
 
     Raises:
         ValueError: The file is not a ``.npy`` file, or ends too early.

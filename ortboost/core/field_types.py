@@ -180,7 +180,8 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _instance(value: Any, hint: Any) -> Any:
-    if not isinstance(value, hint):
+    # A class may match a protocol, as an instance of it does.
+    if not isinstance(value, hint) or (isinstance(value, type) and hint in FAMILIES):
         raise UnfitError(value, hint)
     return value
 

@@ -38,7 +38,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bytes: "a bytes object",
     os.PathLike: "a path",
     np.ndarray: "an array",
@@ -129,7 +129,7 @@ def field_error(name: str, unfit: UnfitError, where: str) -> ConfigError:
     sequences = (tuple, Sequence)  # as a string is, of letters
     if isinstance(value, str) and any(typing.get_origin(one) in sequences for one in members):
         return ConfigError(
-            f"'{name}' is one text, '{value}'; a list is needed.",
+            f"'{name}' is one string, '{value}'; a list is needed.",
             where=where,
             fix=f"Write ('{value}',).",
         )
@@ -152,7 +152,8 @@ def _call(kind: Any, value: object) -> str:
     """The expression that was meant, as far as it is known: ``Adam()``, ``LossConfig('mse')``."""
     if kind in FAMILIES:
         kinds = FAMILIES[kind].kinds
-        near = difflib.get_close_matches(str(value).lower(), kinds, n=1)
+        said = value.__name__ if isinstance(value, type) else str(value)
+        near = difflib.get_close_matches(said.lower(), kinds, n=1)
         if near:
             return f"{kinds[near[0]].__name__}()"
         return f"{next(iter(kinds.values())).__name__}(...)"
@@ -184,7 +185,7 @@ def describe_type(hint: Any) -> str:
 
     Example:
         >>> describe_type(int | None), describe_type(tuple[str, ...])
-        ('a whole number or None', 'a list of texts')
+        ('a whole number or None', 'a list of strings')
     """
     hint = without_alias(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -215,7 +216,7 @@ def describe_type(hint: Any) -> str:
 
 
 def _plural(words: str) -> str:
-    # "0 or more" -> "numbers, 0 or more each"; "a list of texts" -> "lists of texts"
+    # "0 or more" -> "numbers, 0 or more each"; "a list of strings" -> "lists of strings"
     if words[0].isdigit():
         return f"numbers, {words} each"
     members = words.split(" or ")

@@ -113,6 +113,9 @@ class Callback:
         """Restore the state of :meth:`state_dict`."""
 
 
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
 @runtime_checkable
 class Adaptable(Protocol):
     """A callback of another API that can be converted for the trainer."""
@@ -129,19 +132,25 @@ def as_callbacks(values: Sequence[Callback | Adaptable]) -> list[Callback]:
     """Convert callbacks of any API to callbacks of the trainer.
 
     Raises:
-        ArgumentTypeError: A value is not a callback.
+        ArgumentTypeError: A value is not a callback, or has a hook of an unknown name.
         UsageError: A callback needs something that the trainer does not have.
     """
     found: list[Callback] = []
     for value in values:
         if not isinstance(value, Callback | Adaptable) or isinstance(value, type):
-            kind = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            given = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
             raise ArgumentTypeError(
-                f"Not a callback: {kind}.",
+                f"Not a callback: {given}.",
                 where="callbacks",
                 fix="Pass instances of a subclass of ortboost.training.Callback.",
             )
-        found.append(value if isinstance(value, Callback) else value.to_trainer())
+        callback = value if isinstance(value, Callback) else value.to_trainer()
+        kind = type(callback)
+        for name in dir(kind):
+            if name.startswith("on_") and callable(getattr(kind, name)):  # it is never called
+                where = f"callbacks, {kind.__name__}"
+                require_known(name, _HOOKS, f"There is no hook '{name}'.", where, ArgumentTypeError)
+        found.append(callback)
     return found
 
 

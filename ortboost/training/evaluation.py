@@ -183,6 +183,12 @@ def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:
             where="output of the metrics",
             fix=nearest(output or "", names) if names else "Turn the metrics off.",
         )
+    if not np.ndim(outputs[output]):
+        raise UsageError(
+            f"The output '{output}' is a single number, not scores.",
+            where="output of the metrics",
+            fix="Name the output with the scores, or leave the metrics out.",
+        )
     return outputs[output]
 
 

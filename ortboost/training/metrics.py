@@ -84,7 +84,7 @@ class Metric:
             raise ConfigError(
                 f"A metric cannot have the name {self.name!r}.",
                 where="Metric, name",
-                fix="Give another name, a text.",
+                fix="Give another name, a string.",
             )
         for name in ("batch", "value"):
             given = getattr(self, name)

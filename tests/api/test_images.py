@@ -66,6 +66,15 @@ def test_settings_are_kept_in_the_run_and_in_exported_files(run, folder, tmp_pat
     assert quantized.metrics["accuracy"][0] == wanted["accuracy"]
 
 
+def test_other_settings_than_those_of_the_training_are_reported(run, folder, caplog):
+    assert train(run, folder, "--epochs", "1", *SETTINGS) == 0
+    caplog.clear()
+    ob.evaluate(run, folder, images="resize=12,normalize=0.4/0.3")
+    assert not caplog.records
+    ob.evaluate(run, folder, images="resize=12")
+    assert "replace all of those of the training; they differ in mean, std" in caplog.text
+
+
 def test_a_resumed_run_sees_the_same_images(run, folder, tmp_path):
     other = tmp_path / "other"
     ob.convert(small_convnet(), other, ob.ProgramConfig(learning_rate="0.05"))

@@ -214,6 +214,7 @@ def test_evaluating_the_run_and_the_export_agree(finished, tmp_path):
     assert result.parity.samples == 360
     assert result.bytes == (tmp_path / "mlp.onnx").stat().st_size
     assert json.loads(json.dumps(result.to_dict()))["verified_on"] == "data"
+    assert api.evaluate(folder, DIGITS, output="loss", **CPU) == {"loss": found["loss"]}
     again = api.evaluate(tmp_path / "mlp.onnx", DIGITS, **CPU)
     assert again["accuracy"] == found["accuracy"]
     test = digits()

@@ -204,7 +204,7 @@ def test_the_optimizer_of_the_page_trains(tmp_path):
     page = (ROOT / "docs" / "own_boost.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
     run, names = tmp_path / "run", {"__name__": __name__}
-    code = code.replace("model.onnx", MLP).replace('"run"', repr(str(run)))
+    code = code.replace("model.onnx", MLP).replace('"run2"', repr(str(run)))
     with pytest.raises(ConfigError, match="Lion is not registered") as caught:
         exec(code.replace("@register\n", ""), dict(names))
     assert_three_lines(caught.value)

@@ -101,7 +101,7 @@ def test_dynamic_is_the_default():
         ("dynamic:2,3", UsageError, "'3' is not of the form"),
         ("dynamic:groups=2", ConfigError, "groups"),
         ("grouped:groups=0", ConfigError, "groups"),
-        ("grouped:groups=2.5", ConfigError, "whole number or a list of lists of texts"),
+        ("grouped:groups=2.5", ConfigError, "whole number or a list of lists of strings"),
         ("grouped:groups=none", ConfigError, "'groups' is None"),
         ("grouped:groups=true", ConfigError, "'groups' is True"),
         ("grouped:groups=;a", UsageError, "between groups"),

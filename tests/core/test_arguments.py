@@ -61,10 +61,10 @@ def test_right_arguments_arrive_as_they_are():
     [
         ({"number": "1"}, "'number' is '1'", "a number"),
         ({"number": True}, "'number' is True", "a number"),
-        ({"number": 1, "path": 7}, "'path' is 7", "a text or a path"),
-        ({"number": 1, "path": b"a"}, "'path' is b'a'", "a text or a path"),
-        ({"number": 1, "names": "abc"}, "'names' is 'abc'", "a list of texts"),
-        ({"number": 1, "names": ["a", 1]}, "'names' is ['a', 1]", "a list of texts"),
+        ({"number": 1, "path": 7}, "'path' is 7", "a string or a path"),
+        ({"number": 1, "path": b"a"}, "'path' is b'a'", "a string or a path"),
+        ({"number": 1, "names": "abc"}, "'names' is 'abc'", "a list of strings"),
+        ({"number": 1, "names": ["a", 1]}, "'names' is ['a', 1]", "a list of strings"),
         ({"number": 1, "table": {"a": "b"}}, "'table' is {'a': 'b'}", "or None"),
         ({"number": 1, "table": np.zeros((9, 9))}, "'table' is of type ndarray", "or None"),
     ],
@@ -117,9 +117,9 @@ def test_arrays_by_their_alias():
 
 
 def test_words_for_annotations():
-    assert describe_type(Sequence[str]) == "a list of texts"
+    assert describe_type(Sequence[str]) == "a list of strings"
     assert describe_type(tuple[str, int]) == "a list of 2 items"
-    assert describe_type(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
+    assert describe_type(tuple[tuple[str, ...], ...]) == "a list of lists of strings"
     assert describe_type(os.PathLike[str] | None) == "a path or None"
     assert describe_type(Mapping[str, int]) == "a mapping of names to whole numbers"
     assert describe_type(Mapping[str, Any]) == "a mapping of names to values"

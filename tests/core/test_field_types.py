@@ -200,4 +200,4 @@ def test_a_whole_number_of_more_than_64_bits_is_told_the_limit():
 def test_each_member_of_a_list_of_several_kinds_has_its_plural():
     hint = Sequence[Callback | Adaptable]  # was "a list of Callback or an Adaptables"
     assert describe_type(hint) == "a list of Callbacks or Adaptables"
-    assert describe_type(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
+    assert describe_type(tuple[tuple[str, ...], ...]) == "a list of lists of strings"

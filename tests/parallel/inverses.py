@@ -11,14 +11,13 @@ import numpy as np
 
 from ortboost.boosts import AdaSum, GradAccumulation, MixedPrecision, SyncBatchNorm, Thor
 from ortboost.boosts.roles import PART
-from ortboost.core.errors import OrtBoostError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.program.build import build_program
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.loss_config import LossConfig
-from tests.parallel.steps import LOW, SMALL, batch_of, mlp, part_of, program, short, spoiled
+from tests.parallel.steps import LOW, SMALL, batch_of, mlp, part_of, program, short, spoiled, told
 from tests.support import Arrays, small_convnet, small_mlp, text_model, weights
 
 RATES = {"learning_rate": 0.01}
@@ -37,14 +36,6 @@ def single() -> object:
         net (float[batch,6] x, float[6,3] w) => (float[batch,3] y) { y = MatMul(x, w) }""",
         w=weights(6, 3),
     )
-
-
-def told(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except OrtBoostError as error:
-        return str(error)
-    return ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from ortboost.boosts import DimReduce
-from ortboost.core.errors import OrtBoostError
 from ortboost.core.loss_scale import NO_SCALE
 from ortboost.core.tensor_file import TensorFile, write_tensors
 from ortboost.program.build import build_program
@@ -29,6 +28,7 @@ from tests.parallel.steps import (
     program,
     short,
     spoiled,
+    told,
     uncounted,
 )
 
@@ -49,14 +49,6 @@ CASES = {
     "uncounted labels": Case(mlp, sharded(loss=LossConfig(ignore_index=-1)), uncounted),
 }
 RATES = {"learning_rate": 0.1}
-
-
-def told(call) -> str:
-    try:
-        call()
-    except OrtBoostError as error:
-        return str(error)
-    return ""
 
 
 def held(group: ProcessGroup) -> dict[str, object]:

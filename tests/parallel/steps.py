@@ -25,7 +25,7 @@ from ortboost.boosts import (
     MixedPrecision,
     Thor,
 )
-from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, OrtBoostError, UsageError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
@@ -73,6 +73,14 @@ def smooth(name: str) -> ir.Model:
 
 def deep() -> ir.Model:
     return smooth("lenet5")
+
+
+def told(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except OrtBoostError as error:
+        return str(error)
+    return ""
 
 
 def program(**settings) -> ProgramConfig:

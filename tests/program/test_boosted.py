@@ -158,7 +158,7 @@ def test_a_part_replaces_a_boost_that_it_cannot_describe():
         ("centralize.multiple_of", "a", "a whole number"),
         ("centralize.multiple_of", 0, "1 or more"),
         ("centralize.patterns", "fc*", "fc*"),
-        ("centralize.patterns", [1], "a list of texts"),
+        ("centralize.patterns", [1], "a list of strings"),
         ("optimizer.momentun", 1, "did you mean 'momentum'"),
         ("clip.limit", 1, "every key"),
         ("loss.name", 3, ""),

@@ -152,6 +152,7 @@ NAN, INF = float("nan"), float("inf")
         lambda: ProgramConfig(metrics="accuracy"),
         lambda: ProgramConfig(loss="mse"),
         lambda: ProgramConfig(optimizer="adamw"),
+        lambda: ProgramConfig(optimizer=AdamW),
         lambda: ProgramConfig(optimizer={"name": "adamw"}),
         lambda: ProgramConfig(loss_scale="off"),
         lambda: ProgramConfig(loss_scale=1024),

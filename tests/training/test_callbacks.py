@@ -168,6 +168,16 @@ def test_callbacks_of_any_api_become_those_of_the_trainer():
     assert found == [first, second]
 
 
+def test_a_hook_that_is_never_called_is_refused():
+    class Count(Callback):
+        def on_train_batch_end(self, run):
+            pass
+
+    with pytest.raises(ArgumentTypeError, match="no hook 'on_train_batch_end'") as info:
+        as_callbacks([Count()])
+    assert "on_train_end" in info.value.fix
+
+
 @pytest.mark.parametrize("value", [EarlyStopping, Foreign, "early stopping", None])
 def test_what_is_no_callback_is_refused(value):
     with pytest.raises(ArgumentTypeError, match="Not a callback"):

@@ -99,6 +99,8 @@ def test_what_cannot_be_measured_is_refused():
     only_loss.evaluate = lambda feeds: {"loss": np.float32(1)}
     with pytest.raises(UsageError, match="no output other than its loss"):
         evaluate(only_loss, ArraySource(DATA, 8), [ERROR])
+    with pytest.raises(UsageError, match="'loss' is a single number, not scores"):
+        evaluate(model(), ArraySource(DATA, 8), [ERROR], output="loss")
 
 
 @pytest.mark.parametrize("dims", [(), (3,)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import struct
 import sys
@@ -161,14 +160,7 @@ def test_no_global_state_of_matplotlib_is_touched(tmp_path):
 
 
 def test_a_missing_matplotlib_is_named_with_its_extra(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     log = write_log(tmp_path / "log.jsonl", 5)
     with pytest.raises(DependencyError) as caught:
         plot_log(log, tmp_path / "curves.png")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 import struct
+import sys
 
 import pytest
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
@@ -102,14 +102,7 @@ def test_a_missing_package_and_a_folder_that_is_none_are_named(tmp_path, monkeyp
     with pytest.raises(FileError) as caught:
         fit(tmp_path / "file" / "run")
     assert_three_lines(caught.value)
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("tensorboardX"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(DependencyError) as caught:
         TensorBoard(tmp_path)
     assert 'pip install "ortboost[tensorboard]"' in caught.value.fix

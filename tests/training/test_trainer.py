@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -585,16 +586,7 @@ def test_a_failing_step_leaves_no_thread_and_no_handler():
 
 @pytest.mark.usefixtures("runs_are_drawn")
 def test_a_missing_matplotlib_does_not_spoil_a_finished_run(tmp_path, monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     stepper, screen = LinearStepper(), Screen()
     trainer = trainer_for(stepper, progress=screen, log=EventLog(tmp_path / "log.jsonl"))
     trainer.plot = tmp_path / "curves.png"

@@ -51,7 +51,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     """Convert the standard opset to the nearest one in ``opsets``, in place.
 
     Raises:
-        ModelError: The model has no standard opset, or the conversion failed.
+        ModelError: The model has no standard opset or an unknown one, or the conversion failed.
     """
     report = Report("convert_opset")
     version = model.opset_imports.get("")
@@ -63,6 +63,12 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         )
     if version in opsets:
         return report
+    if version > (newest := onnx.defs.onnx_opset_version()):
+        raise ModelError(
+            f"The model has opset {version}, which is newer than the installed onnx: {newest}.",
+            where=source_name(model),
+            fix=f"Upgrade onnx, or export the model with opset {opsets[0]} to {opsets[-1]}.",
+        )
     _refuse_former_meanings(model, version)
     target = opsets[0] if version < opsets[0] else opsets[-1]
     fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."

@@ -8,7 +8,7 @@ latest weights, slots and scale (see :mod:`ortboost.mindspore.core.live_state`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -312,7 +312,9 @@ class CompiledSteps:
         if self._has_usual_shape(labels):
             return self.loss.config()
         prediction = self.network.output_shape
-        if prediction is not None and not self.loss.broadcasts:
+        if prediction is not None and not (
+            self.loss.broadcasts and _broadcast(prediction, labels.shape)
+        ):
             raise self.loss.misfit(prediction, labels.shape)
         return self.loss.config(labels.shape)
 
@@ -324,6 +326,12 @@ class CompiledSteps:
         sparse = labels.dtype == np.int64  # class indices [N, ...] for scores [N, C, ...]
         wanted = (prediction[0], *prediction[2:]) if sparse and len(prediction) > 1 else prediction
         return matches(labels.shape, tuple(wanted))
+
+
+def _broadcast(prediction: Sequence[int | str | None], labels: tuple[int, ...]) -> bool:
+    """Whether the shapes may broadcast; a dimension that is no number may have any length."""
+    pairs = zip(reversed(prediction), reversed(labels), strict=False)
+    return all(not isinstance(a, int) or a == b or 1 in (a, b) for a, b in pairs)
 
 
 def _owned(catalogue: Catalogue) -> dict[str, list[str]]:

@@ -86,7 +86,7 @@ def _branches(node: ir.Node) -> list[ir.Graph]:
 def _part(chain: Chain, wished: int) -> int | None:
     """The divisor of the number of known elements that is nearest to the desired part.
 
-    For activations it may be smaller, as :func:`_flat` joins rows.
+    For activations it may be smaller, as rows are joined.
     """
     known = _numbers(chain.shape)
     count, smallest = math.prod(known), wished // _SLACK

@@ -108,7 +108,7 @@ class _Binder:
         return kind(what, where=f"{self.path or self.what}: {key}", fix=fix)
 
     def _misfit(self, spec: InputLike, key: str, fix: str) -> OrtBoostError:
-        shape = ", ".join(str(dim) for dim in spec.shape)
+        shape = ", ".join("?" if dim is None else str(dim) for dim in spec.shape)
         return self.error(
             f"The array '{key}' does not have the shape of the input '{spec.name}'.",
             f"array {list(self.arrays[key].shape)}, input [{shape}]",
@@ -154,6 +154,8 @@ class _Binder:
             tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
             free += [key for key in tokens if key in taken]
         fix = f"Add an array '{spec.name}' with one entry for each sample."
+        if self.path is None and len(self.arrays) == 1:  # x, y in place of (x, y)
+            fix = f"Give all arrays together: ({', '.join(i.name for i in self.inputs)})."
         if free:
             fix = f"Name an array '{spec.name}', or say which one it is: "
             fix += f"--map {spec.name}={free[0]}"
@@ -226,8 +228,9 @@ class _Binder:
                 "softmax-cross-entropy, without --dense-labels."
             )
         return (
-            "For one-hot or dense labels convert with --dense-labels; otherwise reshape the "
-            "array, or map another one to this input (--map INPUT=KEY)."
+            "For one-hot labels save array.argmax(axis=1), for probabilities convert with "
+            "--dense-labels; otherwise reshape the array, or map another one to this input "
+            "(--map INPUT=KEY)."
         )
 
     def _check_values(self, spec: InputLike, key: str, array: Array) -> None:

@@ -203,6 +203,14 @@ def test_an_operator_of_a_runtime_in_the_standard_domain_is_refused_as_such():
     assert "the exporter did not know" in info.value.fix
 
 
+def test_an_opset_that_onnx_does_not_know_is_refused():
+    model = small_mlp()
+    model.opset_imports[""] = onnx.defs.onnx_opset_version() + 1
+    with pytest.raises(ModelError, match="newer than the installed onnx") as info:
+        convert_opset(model, OPSETS)
+    assert "opset 18 to 21" in info.value.fix
+
+
 def test_an_allowed_opset_is_left_alone():
     model = small_mlp()
     model.opset_imports[""] = 20

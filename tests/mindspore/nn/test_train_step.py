@@ -250,6 +250,14 @@ def test_what_the_arrays_must_be():
     step(x.astype(np.float64), labels.astype(np.int64))  # numbers are converted
 
 
+def test_labels_that_do_not_broadcast_are_refused():
+    net = golden.network("mlp")
+    opt = nn.SGD(net.trainable_params(), 0.1)
+    x, _ = next(golden.batches("mlp", 1))
+    with pytest.raises(ValueError, match=r"Predictions \[batch, 10\] and labels \[8\] do not fit"):
+        nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), opt)(x, np.zeros(8, np.float32))
+
+
 @pytest.mark.parametrize("shape", [(10,), (8, 1), (1,), (), (1, 8, 10), (1, 10)])
 @pytest.mark.parametrize("loss", [nn.SoftmaxCrossEntropyWithLogits(), nn.BCEWithLogitsLoss()])
 def test_only_losses_that_broadcast_take_labels_of_another_shape(loss, shape):

@@ -109,6 +109,10 @@ def test_an_input_that_all_samples_share_may_become_a_constant():
     assert fix.endswith("--input mean=VALUE")
 
 
+def test_a_single_array_in_memory_was_to_be_a_pair():
+    assert missing({"x": DATA}, [X, LABELS]) == "Give all arrays together: (x, labels)."
+
+
 def missing(arrays, inputs, **more):
     with pytest.raises(UsageError, match="No array feeds") as caught:
         bind_arrays(arrays, inputs, **more)
@@ -136,7 +140,12 @@ def test_a_label_that_is_no_class_is_found_before_the_first_step():
     ("have", "dtype", "want", "fix"),
     [
         ((3,), I64, ("N", 4), "without --dense-labels"),
-        ((3, 4), I64, ("N",), "convert with --dense-labels"),
+        (
+            (3, 4),
+            I64,
+            ("N",),
+            "array.argmax(axis=1), for probabilities convert with --dense-labels",
+        ),
         ((3, 1), np.dtype("float32"), ("N", 4), "There must be a label for each score"),
     ],
 )
@@ -189,6 +198,7 @@ def test_shapes_that_fit(have, want, fitted):
         ((5, 3, 32, 32), ("N", 32, 32, 3), "channels-first"),
         ((5, 28, 28), ("N", 14, 56), "Reshape"),
         ((5, 8), ("N", 4), "Reshape"),
+        ((5, 8), (None, 4), "input [?, 4]"),
         ((5, 4, 2), ("N", 2, 4), "Reshape"),
     ],
 )

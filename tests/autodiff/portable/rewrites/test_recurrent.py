@@ -60,6 +60,16 @@ def differences(model: ir.Model, wrt: list[str], feeds) -> dict[str, np.ndarray]
     return found
 
 
+def checked_gradients(model, wrt, feeds, tolerance=1e-3):
+    result = differentiate(model, "loss", wrt, "portable")
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    found = run(result, feeds)
+    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
+    for name, expected in differences(model, wrt, feeds).items():
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=tolerance, atol=tolerance)
+    return found
+
+
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(("full", "length"), [(True, "3"), (False, "steps")])
@@ -67,12 +77,7 @@ def test_recurrent(op, direction, full, length):
     model = recurrent(op, direction, bias=full, state=full, length=length)
     wrt = [value.name for value in model.graph.inputs]
     feeds = random_feeds(model, B=B, steps=T)
-    result = differentiate(model, "loss", wrt, "portable")
-    onnx.checker.check_model(ir.to_proto(result), full_check=True)
-    found = run(result, feeds)
-    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
-    for name, expected in differences(model, wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-3, atol=1e-3)
+    checked_gradients(model, wrt, feeds)
 
 
 FORMS = [
@@ -120,12 +125,8 @@ def test_forms(op, form):
         add_input(model, op, 7, ir.val("peepholes", ir.DataType.FLOAT, [2, 3 * H]))
     wrt = [value.name for value in model.graph.inputs]
     feeds = {name: array / 2 for name, array in random_feeds(model, B=B).items()}
-    found = run(differentiate(model, "loss", wrt, "portable"), feeds)
-    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
     # At the bounds of a clip, differences have a value between the slopes on both sides.
-    tolerance = 2e-2 if "clip" in form else 1e-3
-    for name, expected in differences(model, wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=tolerance, atol=tolerance)
+    checked_gradients(model, wrt, feeds, tolerance=2e-2 if "clip" in form else 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +182,7 @@ def test_sequence_lengths(op, direction):
     add_input(model, op, 4, ir.val("lengths", ir.DataType.INT32, ["B"]))
     wrt = ["x", "w", "u", "b"]
     feeds = {**random_feeds_without(model, "lengths"), "lengths": np.array([1, 3], np.int32)}
-    result = differentiate(model, "loss", wrt, "portable")
-    onnx.checker.check_model(ir.to_proto(result), full_check=True)
-    found = run(result, feeds)
-    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
-    for name, expected in differences(model, wrt, feeds).items():
-        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-3, atol=1e-3)
+    found = checked_gradients(model, wrt, feeds)
     assert not found["x_grad"][1:, 0].any()
     assert found["x_grad"][1:, 1].any()
 
