@@ -1,12 +1,8 @@
-"""The site of `make docs`: all public names are shown; a build, whose warnings are errors."""
+"""The pages of the API reference; that links are right, a strict build shows (`make docs`)."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-
-import pytest
 
 import ortboost
 from tests.support import ROOT
@@ -31,15 +27,3 @@ def test_every_public_name_has_one_place_on_the_pages():
 
 def test_every_module_with_names_of_mindspore_is_shown():
     assert set(documented(r"ortboost\.mindspore")) == MODULES - {"dtype"}
-
-
-def test_the_site_has_all_pages_and_no_dead_link(tmp_path):
-    pytest.importorskip("mkdocs")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
