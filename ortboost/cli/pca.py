@@ -36,7 +36,8 @@ def pca(
 
     found = api.pca(run, out, components=components, checkpoints=checkpoints)
     printer.result({"path": str(out), **found})
-    printer.pairs([*found.items(), ("file", out)])
+    explained = f"{found.pop('explained'):.4%} of the variance"
+    printer.pairs([*found.items(), ("explained", explained), ("file", out)])
     printer.line(
         "\nnext: ortboost convert MODEL.onnx -o reduced --boost "
         + quote(f"dim-reduce:pca-mat-path={out}")

@@ -166,7 +166,7 @@ def _mismatch(scores: Array, labels: Array) -> ArgumentValueError:
     return ArgumentValueError(
         "The shape of the labels does not match the model's output, so the metric is unknown.",
         where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
-        fix="Name the output that holds the class scores, or turn the metric off.",
+        fix="Choose another metric or none, or name the output that the labels are for.",
     )
 
 
