@@ -37,14 +37,15 @@ def test_large_arguments_have_a_finite_loss_and_a_gradient(engine):
     assert stepper.get("w").item() == pytest.approx(1 - gradient, rel=1e-6)
 
 
-def test_cross_entropy_with_logits_of_a_confident_positive():
-    """As TorchScript's exporter writes it: ``0 * log(1 - 1)`` would be NaN."""
+@pytest.mark.parametrize("complement", ["r = Sub(one, s)", "n = Neg(s) r = Add(n, one)"])
+def test_cross_entropy_with_logits_of_a_confident_positive(complement):
+    """As torch's exporters write it: ``0 * log(1 - 1)`` would be NaN."""
     model = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[N,1] x, float[N,1] y, float[1,1] w) => (float loss) <float one = {1.0}> {
-          h = MatMul(x, w) s = Sigmoid(h) l = Log(s) t = Mul(y, l) r = Sub(one, s) k = Log(r)
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1] x, float[N,1] y, float[1,1] w) => (float loss) <float one = {{1.0}}> {{
+          h = MatMul(x, w) s = Sigmoid(h) l = Log(s) t = Mul(y, l) {complement} k = Log(r)
           q = Sub(one, y) u = Mul(q, k) a = Add(t, u) m = ReduceMean<keepdims = 0>(a)
-          loss = Neg(m) }""",
+          loss = Neg(m) }}""",
         w=np.ones((1, 1), np.float32),
     )
     loss = LossConfig("output", output="loss")

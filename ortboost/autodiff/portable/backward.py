@@ -104,12 +104,16 @@ class Backward(Site):
         Where would be 1.4 to 6 times slower on CPUs.
         """
         dtype, shape = gradient.dtype or self.dtype, broadcast_shape([condition, gradient])
-        wide = dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-        if not wide or any(_steep(node, index) for node, index in self.output().uses()):
+        if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or self.before_infinite_slope:
             zero = self.const(0.0, dtype)
             return self.op("Where", condition, gradient, zero, shape=shape)
         factor = self.cast(condition, dtype)
         return self.op("Mul", gradient, factor, shape=shape)
+
+    @property
+    def before_infinite_slope(self) -> bool:
+        """Whether a function with an infinite slope somewhere reads the output."""
+        return _read_by_steep(self.output())
 
     def contribute(self, value: ir.Value, gradient: ir.Value) -> None:
         """Add the gradient of a value that only a subgraph of the node reads."""
@@ -171,8 +175,13 @@ class Backward(Site):
 GradientRule: TypeAlias = Callable[[Backward], Gradients]
 
 
+def _read_by_steep(value: ir.Value) -> bool:
+    return any(_steep(node, index) for node, index in value.uses())
+
+
 def _steep(node: ir.Node, index: int) -> bool:
-    """Whether the reader of a value is a function with an infinite slope somewhere."""
+    if is_standard(node, "Cast", "Clip", "Max", "Min"):  # a clamp may be two nodes
+        return _read_by_steep(node.outputs[0])
     if is_standard(node, "Div"):
         return index == 1
     if is_standard(node, "Pow"):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import constant, is_standard, scalar
+from ortboost.graph.query import constant, is_standard
 
 __all__ = ["slope"]
 
@@ -81,8 +81,7 @@ def _sqrt(b: Backward, g: Term, x: Term, y: Term) -> Term:
     """`y = sqrt(x)`: `g / (2 y)`; of a sum of squares 0 where `y = 0`, as for ReduceL2.
 
     A standard deviation without an epsilon is 0 where a channel is constant, for example after a
-    Relu: there the gradient of ``torch.std`` is 0, and `0 / 0` would skip every step. So would
-    the distance of a row to itself: exporters write ``torch.cdist`` as `sqrt(max(..., 0))`.
+    Relu: there the gradient of ``torch.std`` is 0, and `0 / 0` would skip every step.
     """
     found = g * 0.5 / y
     if not _sums_squares(b.input(0), b.active):
@@ -91,12 +90,10 @@ def _sqrt(b: Backward, g: Term, x: Term, y: Term) -> Term:
 
 
 def _sums_squares(value: ir.Value, active: Collection[str]) -> bool:
-    """Whether a value is a sum or mean of squares, or at least 0, times constant factors."""
+    """Whether a value is a sum or mean of squares, times factors without a gradient."""
     while (node := value.producer()) is not None and is_standard(node):
         if node.op_type == "ReduceSumSquare":
             return True
-        if node.op_type == "Max":
-            return any(scalar(bound) == 0 for bound in node.inputs)
         if node.op_type in ("ReduceMean", "ReduceSum"):
             return _is_square(node.inputs[0])
         places = [i for i, v in enumerate(node.inputs) if v is not None and v.name in active]
