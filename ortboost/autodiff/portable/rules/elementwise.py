@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.functions import root_slope
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import scalar
 
@@ -115,7 +116,9 @@ def pow_(b: Backward) -> Gradients:
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
         number = scalar(exponent)
-        if number is not None:
+        if number == 0.5:
+            found = root_slope(b, g, base, y)
+        elif number is not None:
             found = _constant_power(g, Term(b, base.value, shape), y, number)
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
@@ -138,8 +141,6 @@ def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
         return g * (base * base * 3.0)
     if p == 1.0:
         return g
-    if p == 0.5:
-        return g * 0.5 / y
     if p == -1.0:
         return -(g * (y * y))
     if p == 0.0:  # 0 even where g is not finite
