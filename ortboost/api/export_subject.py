@@ -102,11 +102,12 @@ class Subject:
         for spec in self.evaluator.inputs:
             if spec.classes is not None:
                 ranges[spec.name] = spec.classes
-        # If the data fix the size of the labels, they are drawn with them.
+        # If the data fix the size of the labels, or the model reads them, they are drawn with them.
+        read = {value.name for value in graph.graph.inputs}
         data += [
             spec
             for spec in labels
-            if all(isinstance(dim, int) or dim in named for dim in spec.shape)
+            if spec.name in read or all(isinstance(dim, int) or dim in named for dim in spec.shape)
         ]
         if len(data) == len(self.evaluator.inputs):
             return accepted_feeds(data, self.evaluator.evaluate, ranges=ranges, seed=self.seed)[0]

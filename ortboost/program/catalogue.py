@@ -78,7 +78,7 @@ class TensorSpec:
         threshold: For labels of two classes: the prediction above which it is class 1.
         probabilities: For labels: values must be 0 to 1.
         batch_axis: For data: the batch axis, see :mod:`ortboost.graph.shapes.batch_axes`.
-        rows: For token IDs: values must be 0 to ``rows - 1``, the rows of a table.
+        rows: For token IDs and classes: values must be 0 to ``rows - 1``.
     """
 
     name: str

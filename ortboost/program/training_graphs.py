@@ -177,8 +177,8 @@ def _close(
 def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:
     spec = TensorSpec.of(value)
     if (indices := loss.inputs.get(value.name or "")) is not None:
-        classes, ignored = indices
-        return dataclasses.replace(spec, classes=classes, ignored=ignored, class_axis=1)
+        classes, ignored, axis = indices
+        return dataclasses.replace(spec, classes=classes, ignored=ignored, class_axis=axis)
     if value.name == loss.labels:
         spec = dataclasses.replace(
             spec, threshold=loss.threshold, probabilities=config.loss.wants_probabilities

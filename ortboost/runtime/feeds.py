@@ -90,9 +90,11 @@ def check_token_ids(array: NDArray[Any], spec: TensorSpec) -> None:
     """
     if spec.rows is not None and array.size and (lowest := int(array.min())) < 0:
         raise UsageError(
-            f"The token ID {lowest} is negative: its embedding has the rows 0 to {spec.rows - 1}.",
+            f"The token ID or class {lowest} is negative: there are {spec.rows}, from 0 to "
+            f"{spec.rows - 1}.",
             where=f"input '{spec.name}'",
-            fix="Replace it with the padding token; only labels can be marked as ignored.",
+            fix="Replace it with the padding token. Labels can be marked as ignored by a mask in "
+            "the model, or with --ignore-index if the loss is not part of the model.",
         )
 
 

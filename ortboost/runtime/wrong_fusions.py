@@ -21,6 +21,9 @@ __all__ = ["wrong_optimizers"]
 # crashes on some others (1.19).
 _ALWAYS = ("DivMulFusion", "EliminateDropout", "GemmSumFusion", "Pad_Fusion")
 _MATMUL_ADD = "MatMulAddFusion"
+# It moves a Transpose behind a cubic Resize, whose kernel cannot shrink the axes 1 and 2 (1.19 and
+# 1.32): position embeddings of ViTs for a smaller image.
+_TRANSPOSES = "TransposeOptimizer_CPUExecutionProvider"
 
 
 def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> list[str]:
@@ -32,12 +35,18 @@ def wrong_optimizers(model: ir.Model | str | os.PathLike[str], version: str) -> 
         >>> wrong_optimizers("models/mlp.onnx", "1.31.1")
         ['DivMulFusion', 'EliminateDropout', 'GemmSumFusion', 'Pad_Fusion']
     """
-    if not version.startswith("1.19."):
-        return [*_ALWAYS]
+    found, old = [*_ALWAYS], version.startswith("1.19.")
     with contextlib.suppress(Exception):  # of many types: maps, which onnx_ir does not read
-        if _loses_addend(model if isinstance(model, ir.Model) else ir.load(model)):
-            return [*_ALWAYS, _MATMUL_ADD]
-    return [*_ALWAYS]
+        if old and not isinstance(model, ir.Model):
+            model = ir.load(model)
+        if isinstance(model, ir.Model):
+            found += [_MATMUL_ADD] if old and _loses_addend(model) else []
+            found += [_TRANSPOSES] if any(map(_is_cubic, model.graph.all_nodes())) else []
+    return found
+
+
+def _is_cubic(node: ir.Node) -> bool:
+    return is_standard(node, "Resize") and node.attributes.get_string("mode") == "cubic"
 
 
 def _loses_addend(model: ir.Model) -> bool:

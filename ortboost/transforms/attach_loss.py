@@ -86,8 +86,8 @@ class AttachedLoss:
         class_axis: For cross entropy: the class axis of the prediction.
         ignored: For sparse labels: the label to ignore, if any.
         threshold: For two classes: the prediction above which it is class 1.
-        inputs: If the model computes its own loss: input with class indices to their number and
-            the label to ignore.
+        inputs: If the model computes its own loss: input with class indices to their number, the
+            label to ignore, and the class axis of the scores.
     """
 
     report: Report
@@ -100,7 +100,7 @@ class AttachedLoss:
     class_axis: int | None = None
     ignored: int | None = None
     threshold: float = 0.0
-    inputs: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    inputs: Mapping[str, tuple[int, int | None, int]] = field(default_factory=dict)
 
 
 def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:

@@ -23,6 +23,8 @@ opset, and differentiated like the rest of it.
 
 from __future__ import annotations
 
+import contextlib
+
 import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
@@ -39,6 +41,7 @@ from ortboost.graph.query import (
     source_before,
 )
 from ortboost.graph.source import source_name
+from ortboost.transforms.class_axis import find_class_axis
 
 __all__ = ["class_inputs", "splice_loss"]
 
@@ -104,17 +107,30 @@ def splice_loss(
     return target, builder.op("Reshape", result, builder.ints(), shape=()), picking
 
 
-def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None]]:
-    """Input that a model's own loss reads as class indices, to their number and the ignored one."""
-    found: dict[str, tuple[int, int | None]] = {}
+def class_inputs(model: ir.Model) -> dict[str, tuple[int, int | None, int]]:
+    """Input that a model's own loss reads as class indices, to what is known about them.
+
+    Their number, the ignored one, and the class axis of the scores, for metrics: that of the output
+    with the scores, which the loss may read in another shape.
+    """
+    found: dict[str, tuple[int, int | None, int]] = {}
     for node in find_nodes(model.graph.all_nodes(), *_PICKING):
         labels, scores = source_before(node.inputs[1], *_MOVING), known_shape(node.inputs[0])
         count = scores[1] if scores is not None and len(scores) > 1 else None  # [N, C, ...]
         if labels is not None and labels.is_graph_input() and isinstance(count, int):
             name = labels.name or ""
-            count = min(count, found.get(name, (count, None))[0])
-            found[name] = (count, node.attributes.get_int("ignore_index", None))
+            count = min(count, found.get(name, (count, None, 1))[0])
+            ignored = node.attributes.get_int("ignore_index", None)
+            found[name] = (count, ignored, _axis_of_output(model, node))
     return found
+
+
+def _axis_of_output(model: ir.Model, node: ir.Node) -> int:
+    output = source_before(node.inputs[0], *_MOVING)
+    if output is not None and output in model.graph.outputs:
+        with contextlib.suppress(ModelError):
+            return find_class_axis(model, output)
+    return 1
 
 
 def _ports(loss: ir.Model, path: str) -> tuple[ir.Value, ir.Value, ir.Value]:

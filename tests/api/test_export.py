@@ -235,6 +235,17 @@ def test_labels_of_another_size_than_the_data_are_needed(tmp_path):
         )
 
 
+def test_labels_that_the_model_reads_are_drawn_with_its_other_inputs(tmp_path):
+    """The dynamo exporter names the axes of each input differently."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[a,4] x, int64[b] labels, float[4,3] w) => (float loss) {
+        y = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(y, labels) }""",
+        w=weights(4, 3),
+    )
+    assert api.export(model, tmp_path / "out.onnx", device="cpu").synthetic
+
+
 def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
     result = api.export(trained, tmp_path / "o.onnx", verify=DIGITS, device="cpu")
     measured = api.evaluate(tmp_path / "o.onnx", DIGITS, device="cpu")["accuracy"]

@@ -296,6 +296,25 @@ def test_labels_that_a_models_own_loss_ignores(tmp_path, size):
     assert "No label of the data counts: all of 'kind' are -1" in str(error)
 
 
+@pytest.mark.parametrize("length", [2, 3])
+def test_accuracy_of_a_token_classifier_with_its_own_loss(tmp_path, length):
+    """The loss reads `[n t, 3]`; the accuracy the output, also where it has 3 positions."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,t,4] x, int64[n,t] labels, float[4,3] w) => (float[n,t,3] y, float loss)
+        <int64[2] rows = {-1,3}, int64[1] flat = {-1}> {
+        y = MatMul(x, w) s = Reshape(y, rows) k = Reshape(labels, flat)
+        loss = SoftmaxCrossEntropyLoss<ignore_index = -1>(s, k) }""",
+        w=weights(4, 3),
+    )
+    config = ProgramConfig(loss=LossConfig("output", output="loss"))
+    api.convert(model, tmp_path / "run", config)
+    data = {"x": weights(8, length, 4), "labels": np.arange(8 * length).reshape(8, length) % 4 - 1}
+    found = api.evaluate(tmp_path / "run", data, metrics=["accuracy"], checkpoint="initial", **CPU)
+    right = (data["x"] @ weights(4, 3)).argmax(-1) == data["labels"]
+    assert found["accuracy"] == pytest.approx(right[data["labels"] >= 0].mean())
+
+
 @pytest.mark.parametrize("size", [1, 4, 40])
 def test_the_training_loss_is_the_mean_over_the_labels_that_count(tmp_path, size):
     """Batches counted by their samples: one without any such label as a loss of 0."""

@@ -18,9 +18,7 @@ TEXT = """<ir_version: 10, opset_import: ["" : 18]>
 
 def test_other_readers_keep_the_sigmoid():
     model = text_model(TEXT, w=np.ones((1, 1), np.float32))
-    assert list(write_out_log_sigmoids(model).changed.values()) == [
-        "Log: -softplus(-x) of a sigmoid"
-    ]
+    assert list(write_out_log_sigmoids(model).changed.values()) == ["Log: softplus of a sigmoid"]
     assert {"Log", "Sigmoid", "Softplus"} & set(count_operators(model)) == {"Sigmoid", "Softplus"}
     assert not write_out_log_sigmoids(model).modified
 
@@ -36,4 +34,25 @@ def test_large_arguments_have_a_finite_loss_and_a_gradient(engine):
     result = stepper.step({"x": x}, {"learning_rate": 1.0})
     assert result.loss == pytest.approx(np.log1p(np.exp(-np.float64(x))).mean(), rel=1e-6)
     gradient = -(x / (1 + np.exp(np.float64(x)))).mean()
+    assert stepper.get("w").item() == pytest.approx(1 - gradient, rel=1e-6)
+
+
+@pytest.mark.parametrize("complement", ["r = Sub(one, s)", "n = Neg(s) r = Add(n, one)"])
+def test_cross_entropy_with_logits_of_a_confident_positive(complement):
+    """As torch's exporters write it: ``0 * log(1 - 1)`` would be NaN."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1] x, float[N,1] y, float[1,1] w) => (float loss) <float one = {{1.0}}> {{
+          h = MatMul(x, w) s = Sigmoid(h) l = Log(s) t = Mul(y, l) {complement} k = Log(r)
+          q = Sub(one, y) u = Mul(q, k) a = Add(t, u) m = ReduceMean<keepdims = 0>(a)
+          loss = Neg(m) }}""",
+        w=np.ones((1, 1), np.float32),
+    )
+    loss = LossConfig("output", output="loss")
+    program = build_program(model, ProgramConfig(loss=loss, learning_rate="1"))
+    x, y = np.float32([[40], [-40], [3]]), np.float32([[1], [0], [0.25]])
+    stepper = Stepper(program)
+    result = stepper.step({"x": x, "y": y}, {"learning_rate": 1.0})
+    assert result.loss == pytest.approx((np.logaddexp(0, x) - y * x).mean(), rel=1e-6)
+    gradient = ((1 / (1 + np.exp(-np.float64(x))) - y) * x).mean()
     assert stepper.get("w").item() == pytest.approx(1 - gradient, rel=1e-6)

@@ -108,3 +108,15 @@ def test_such_a_model_is_trained_evaluated_and_compared(tmp_path):
     expected = np.mean((answers - data["labels"]) ** 2)
     assert ob.evaluate(run, data)["loss"] == pytest.approx(expected, rel=1e-5)
     assert not ob.compare(net, run, data=data).parity.ok  # it was trained
+
+
+def test_a_cubic_resize_that_shrinks_a_transposed_table():
+    """The position embedding of a DINOv2 for smaller images, as an input of ``eval.onnx``."""
+    net = text_model("""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[1,6,6,4] w, float[N,3,3,4] x) => (float[N,3,3,4] y) <int64[4] s = {1,4,3,3}> {
+            t = Transpose<perm = [0,3,1,2]>(w) r = Resize<mode = "cubic">(t, , , s)
+            u = Transpose<perm = [0,2,3,1]>(r) y = Add(x, u) }""")
+    feeds = {"w": weights(1, 6, 6, 4), "x": weights(2, 3, 3, 4, seed=1)}
+    (found,) = open_session(net, device="cpu").run(None, feeds)
+    (expected,) = open_session(net, device="cpu", optimize=False).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

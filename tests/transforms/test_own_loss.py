@@ -152,14 +152,14 @@ def test_labels_are_held_to_the_classes(write, body):
 @pytest.mark.parametrize(
     ("scores", "labels", "body", "found"),
     [
-        ("N,5", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {"y": (5, None)}),
-        ("N,5,7", "N,7", "l = NegativeLogLikelihoodLoss<ignore_index = 3>(s, y)", {"y": (5, 3)}),
+        ("N,5", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {"y": (5, None, 1)}),
+        ("N,5,7", "N,7", "l = NegativeLogLikelihoodLoss<ignore_index = 3>(s, y)", {"y": (5, 3, 1)}),
         (
             "N,5",
             "N",
             "t = Slice(s, z, f, o) a = SoftmaxCrossEntropyLoss(t, y) "
             "b = SoftmaxCrossEntropyLoss(s, y) l = Add(a, b)",
-            {"y": (4, None)},  # what both accept
+            {"y": (4, None, 1)},  # what both accept
         ),
         ("N,C", "N", "l = SoftmaxCrossEntropyLoss(s, y)", {}),
         ("N,5", "N", "u = Add(y, o) l = SoftmaxCrossEntropyLoss(s, u)", {}),

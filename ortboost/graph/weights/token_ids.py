@@ -1,7 +1,8 @@
-"""Inputs whose values are the numbers of rows of an embedding table: token IDs, categories.
+"""Inputs whose values are the numbers of rows of an embedding table, or of classes.
 
-A negative one selects a row from the end of the table, in ONNX and onnxruntime. ``nn.Embedding`` of
-torch refuses it. Usually it is an ignored label or marks a missing value, fed to the wrong input.
+A negative one selects a row, or a class, from the end, in ONNX and onnxruntime. ``nn.Embedding``
+and ``gather`` of torch, with which losses pick the score of a label, refuse it. Usually it is an
+ignored label or marks a missing value, fed to the wrong input.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SHAPES = ("Shape", "Size")
 
 
 def token_inputs(model: ir.Model) -> dict[str, int]:
-    """Input to the number of rows of the smallest ``nn.Embedding`` that its values select.
+    """Input to the number of rows of the smallest table that its values select.
 
     An input with another use is left out, except for a comparison with a padding token: its
     negative values may have a meaning.
@@ -47,6 +48,12 @@ def _rows(ids: ir.Value) -> int:
                 if not weight or not first or shape is None or not isinstance(shape[0], int):
                     return 0
                 rows.append(shape[0])
+            elif is_standard(node, "GatherElements") and index == 1:
+                shape = known_shape(table)
+                length = shape and shape[node.attributes.get_int("axis", 0)]
+                if not isinstance(length, int):
+                    return 0
+                rows.append(length)
             elif is_standard(node, "Equal"):  # with the padding token, for a mask
                 number = constant(node.inputs[1 - index])
                 if number is None or (number < 0).any():

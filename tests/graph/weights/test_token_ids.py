@@ -8,6 +8,7 @@ import pytest
 import ortboost
 from ortboost import api
 from ortboost.core.errors import UsageError
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.weights.token_ids import token_inputs
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -41,6 +42,24 @@ def test_token_inputs(before, rows):
     assert found == ({} if rows is None else {"ids": rows})
 
 
+@pytest.mark.parametrize(
+    ("before", "rows"),
+    [
+        ("l = Unsqueeze(y, one)", 5),
+        ("z = Clip(y, zero) l = Unsqueeze(z, one)", None),
+        ("m = Less(y, zero) l = Unsqueeze(y, one)", None),
+    ],
+)
+def test_labels_of_a_loss_in_the_model(before, rows):
+    """A focal loss; a label that is masked has another use."""
+    model = text_model(f"""<ir_version: 10, opset_import: ["" : 18], producer_name: "pytorch">
+        net (float[B,5] x, int64[B] y) => (float loss) <int64[1] one = {{1}}, int64 zero = {{0}}> {{
+          {before} p = LogSoftmax(x) e = GatherElements<axis = 1>(p, l)
+          loss = ReduceMean<keepdims = 0>(e) }}""")
+    infer_shapes(model)
+    assert token_inputs(model) == ({} if rows is None else {"y": rows})
+
+
 @pytest.mark.parametrize(("table", "found"), [("weight", True), ("class_weight", False)])
 def test_the_table_is_that_of_a_module(table, found):
     """A tensor of another name is indexed in the code, where torch counts from the end, too."""
@@ -67,6 +86,6 @@ def test_negative_ids_are_refused():
         lambda: api.compare(net(), net(), data={"ids": feeds["ids"]}, device="cpu"),
         lambda: ortboost.load(net(), device="cpu")(feeds["ids"]),
     ):
-        with pytest.raises(UsageError, match="The token ID -1 is negative") as caught:
+        with pytest.raises(UsageError, match="The token ID or class -1 is negative") as caught:
             run()
         assert_three_lines(caught.value)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.functions import root_slope
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import scalar
 
@@ -81,10 +82,19 @@ def _inputs(b: Backward) -> list[tuple[int, ir.Value]]:
 
 @register("Max", "Min")
 def extremum(b: Backward) -> Gradients:
-    """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs equal to `y` there."""
+    """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs equal to `y` there.
+
+    Before an infinite slope, a bound without a gradient is that of a clamp: 0 where it is reached.
+    """
     shape, g, y = b.output().shape, b.gradient(), b.output()
     if len(b.node.inputs) == 1:
         return [g]
+    if len(b.node.inputs) == 2 and len(b.wanted) == 1 and b.before_infinite_slope:
+        (i,) = b.wanted
+        inside = b.op("Not", b.op("Equal", b.input(1 - i), y, shape=shape), shape=shape)
+        grads: list[ir.Value | None] = [None, None]
+        grads[i] = b.sum_to_shape(b.masked(inside, g), b.input(i))
+        return grads
     hits = [b.op("Equal", x, y, shape=shape) for _, x in _inputs(b)]
     counts = [b.cast(hit) for hit in hits]
     part = b.op("Div", g, b.op("Sum", *counts, shape=shape), shape=shape)
@@ -106,7 +116,9 @@ def pow_(b: Backward) -> Gradients:
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
         number = scalar(exponent)
-        if number is not None:
+        if number == 0.5:
+            found = root_slope(b, g, base, y)
+        elif number is not None:
             found = _constant_power(g, Term(b, base.value, shape), y, number)
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
@@ -129,8 +141,6 @@ def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
         return g * (base * base * 3.0)
     if p == 1.0:
         return g
-    if p == 0.5:
-        return g * 0.5 / y
     if p == -1.0:
         return -(g * (y * y))
     if p == 0.0:  # 0 even where g is not finite

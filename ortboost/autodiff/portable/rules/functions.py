@@ -15,7 +15,7 @@ from ortboost.autodiff.portable.registry import register
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, is_standard
 
-__all__ = ["slope"]
+__all__ = ["root_slope", "slope"]
 
 _Slope: TypeAlias = Callable[[Backward, Term, Term, Term], Term]
 
@@ -77,7 +77,7 @@ def _by_table(b: Backward, g: Term, x: Term, y: Term) -> Term:
 
 
 @slope("Sqrt")
-def _sqrt(b: Backward, g: Term, x: Term, y: Term) -> Term:
+def root_slope(b: Backward, g: Term, x: Term, y: Term) -> Term:
     """`y = sqrt(x)`: `g / (2 y)`; of a sum of squares 0 where `y = 0`, as for ReduceL2.
 
     A standard deviation without an epsilon is 0 where a channel is constant, for example after a
