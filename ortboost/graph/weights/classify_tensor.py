@@ -255,7 +255,8 @@ def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
     expanded = use.kind in (UseKind.WEIGHT, UseKind.BIAS) and rank == 0 and use.op != "PRelu"
     if single and (use.kind == UseKind.PLAIN or use.computed or expanded):
         return "constant"
-    return "bias" if use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" else use.role
+    added = use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" and use.role == "weight"
+    return "bias" if added else use.role
 
 
 def _formula(

@@ -1,4 +1,8 @@
-"""Running statistics of a BatchNormalization that the file writes out.
+"""Normalizations that the file writes out: their running statistics, scales and shifts.
+
+An RMSNorm, a LayerNorm before opset 17 and the groups of torch's GroupNorm are arithmetic after the
+normalization itself: `y = x / sqrt(mean(x^2) + eps) * scale + shift`, in many forms. Their scales
+and shifts have that role, which decides about the weight decay.
 
 jax2onnx writes the BatchNormalization of Keras as arithmetic, so only the form of the expression
 distinguishes the statistics from the scale and shift: `m = scale / sqrt(variance + eps)`,
@@ -11,13 +15,46 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from ortboost.graph.query import is_standard, producer_of, scalar
+from ortboost.graph.query import (
+    constant,
+    is_standard,
+    known_shape,
+    producer_of,
+    scalar,
+    source_before,
+)
 from ortboost.graph.reach import ancestors
 
-__all__ = ["statistic"]
+__all__ = ["norm_role", "statistic"]
 
 _MOVES = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MEANS = ("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
 _LARGEST_EPSILON = 0.1
+
+
+def norm_role(node: ir.Node, index: int) -> str | None:
+    """The role of a tensor at this input if the node scales or shifts what was normalized.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,4] x, float[4] w) => (float[N,4] y)
+        ... { n = ReduceL2(x)  d = Div(x, n)  y = Mul(w, d) }''')
+        >>> norm_role(model.graph.node(2), 0)
+        'norm_scale'
+    """
+    if not is_standard(node, "Add", "Mul"):
+        return None
+    other = node.inputs[1 - index]
+    if node.op_type == "Mul":
+        return "norm_scale" if _is_normalized(other) else None
+    product = producer_of(source_before(other, *_MOVES), "Mul")
+    if product is None:
+        return None
+    # A position embedding, which may follow, too, has more axes than the scale.
+    shape = known_shape(node.inputs[index])
+    pairs = (product.inputs, product.inputs[::-1])
+    shifts = any(_is_normalized(a) and known_shape(b) == shape for a, b in pairs)
+    return "norm_shift" if shifts and shape is not None else None
 
 
 def statistic(value: ir.Value) -> str | None:
@@ -79,3 +116,50 @@ def _has_deviation(value: ir.Value | None) -> bool:
         return False
     sums = (producer_of(node.inputs[0]) for node in nodes if is_standard(node, "Sqrt"))
     return any(node is not None and _adds_epsilon(node) for node in sums)
+
+
+def _is_normalized(value: ir.Value | None) -> bool:
+    """Whether data were divided by a mean of themselves, as every normalization does."""
+    node = producer_of(source_before(value, *_MOVES))
+    if node is None:
+        return False
+    if is_standard(node, "InstanceNormalization"):  # the groups of torch's GroupNorm
+        scale = constant(node.inputs[1])
+        return scale is not None and bool((scale == 1).all())
+    if is_standard(node, "Div"):
+        return _has_mean(node.inputs[1], rooted=False)
+    if not is_standard(node, "Mul"):
+        return False
+    if any(scalar(factor) is not None for factor in node.inputs):  # sqrt(channels), in some
+        return any(map(_is_normalized, node.inputs))
+    return any(_is_reciprocal(factor) for factor in node.inputs)
+
+
+def _is_reciprocal(value: ir.Value | None) -> bool:
+    """Whether a value is one over the square root of a mean."""
+    node = producer_of(source_before(value, *_MOVES))
+    if node is None:
+        return False
+    if is_standard(node, "Pow"):
+        return scalar(node.inputs[1]) == -0.5 and _has_mean(node.inputs[0], rooted=True)
+    if is_standard(node, "Div") and scalar(node.inputs[0]) == 1:
+        return _has_mean(node.inputs[1], rooted=False)
+    return is_standard(node, "Reciprocal") and _has_mean(node.inputs[0], rooted=False)
+
+
+def _has_mean(value: ir.Value | None, *, rooted: bool) -> bool:
+    """Whether a value is the root of a mean, with an epsilon added or a bound before or after."""
+    node = producer_of(source_before(value, *_MOVES))
+    if node is None:
+        return False
+    if is_standard(node, *_MEANS):
+        return rooted or node.op_type == "ReduceL2"
+    if is_standard(node, "Sqrt") or (is_standard(node, "Pow") and scalar(node.inputs[1]) == 0.5):
+        return _has_mean(node.inputs[0], rooted=True)
+    if is_standard(node, "Clip"):
+        return _has_mean(node.inputs[0], rooted=rooted)
+    # Mul and Div for the variance of a sample, which divides by n - 1.
+    if not is_standard(node, "Add", "Max", "Mul", "Div"):
+        return False
+    others = [v for v in node.inputs if scalar(v) is None and known_shape(v) != ()]
+    return len(others) == 1 and _has_mean(others[0], rooted=rooted)
