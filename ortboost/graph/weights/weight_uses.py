@@ -179,7 +179,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     plain = not standard or op not in (*_STATE, *_RECURRENT)
     return WeightUse(
         UseKind.PLAIN if plain else UseKind.OTHER,
-        norm_role(node, index) or "weight",
+        norm_role(value, node, index) or "weight",
         op,
         where,
         raw=(op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0]))

@@ -32,29 +32,24 @@ _MEANS = ("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
 _LARGEST_EPSILON = 0.1
 
 
-def norm_role(node: ir.Node, index: int) -> str | None:
-    """The role of a tensor at this input if the node scales or shifts what was normalized.
+def norm_role(value: ir.Value, node: ir.Node, index: int) -> str | None:
+    """The role of a stored tensor, read at this input, if it scales or shifts what was normalized.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[N,4] x, float[4] w) => (float[N,4] y)
         ... { n = ReduceL2(x)  d = Div(x, n)  y = Mul(w, d) }''')
-        >>> norm_role(model.graph.node(2), 0)
+        >>> norm_role(model.graph.inputs[1], model.graph.node(2), 0)
         'norm_scale'
     """
-    if not is_standard(node, "Add", "Mul"):
+    if is_standard(node, "Mul"):
+        return "norm_scale" if any(map(_normalizes, _factors(node.outputs[0]))) else None
+    if not is_standard(node, "Add", "Sub"):
         return None
-    other = node.inputs[1 - index]
-    if node.op_type == "Mul":
-        return "norm_scale" if _is_normalized(other) else None
-    product = producer_of(source_before(other, *_MOVES), "Mul")
-    if product is None:
-        return None
+    factors = list(_factors(node.inputs[1 - index]))
     # A position embedding, which may follow, too, has more axes than the scale.
-    shape = known_shape(node.inputs[index])
-    pairs = (product.inputs, product.inputs[::-1])
-    shifts = any(_is_normalized(a) and known_shape(b) == shape for a, b in pairs)
-    return "norm_shift" if shifts and shape is not None else None
+    alike = any(known_shape(factor) == known_shape(value) for factor in factors)
+    return "norm_shift" if alike and any(map(_normalizes, factors)) else None
 
 
 def statistic(value: ir.Value) -> str | None:
@@ -118,9 +113,24 @@ def _has_deviation(value: ir.Value | None) -> bool:
     return any(node is not None and _adds_epsilon(node) for node in sums)
 
 
-def _is_normalized(value: ir.Value | None) -> bool:
-    """Whether data were divided by a mean of themselves, as every normalization does."""
-    node = producer_of(source_before(value, *_MOVES))
+def _factors(value: ir.Value | None) -> Iterator[ir.Value]:
+    """The factors of a product of any number of values; the value itself if it is none."""
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        current = source_before(pending.pop(), *_MOVES)
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        product = producer_of(current, "Mul")
+        if product is None:
+            yield current
+        else:
+            pending += product.inputs
+
+
+def _normalizes(factor: ir.Value) -> bool:
+    """Whether a factor contains data divided by a mean of themselves, or one over the mean."""
+    node = factor.producer()
     if node is None:
         return False
     if is_standard(node, "InstanceNormalization"):  # the groups of torch's GroupNorm
@@ -128,30 +138,20 @@ def _is_normalized(value: ir.Value | None) -> bool:
         return scale is not None and bool((scale == 1).all())
     if is_standard(node, "Div"):
         return _has_mean(node.inputs[1], rooted=False)
-    if not is_standard(node, "Mul"):
-        return False
-    if any(scalar(factor) is not None for factor in node.inputs):  # sqrt(channels), in some
-        return any(map(_is_normalized, node.inputs))
-    return any(_is_reciprocal(factor) for factor in node.inputs)
-
-
-def _is_reciprocal(value: ir.Value | None) -> bool:
-    """Whether a value is one over the square root of a mean."""
-    node = producer_of(source_before(value, *_MOVES))
-    if node is None:
-        return False
     if is_standard(node, "Pow"):
         return scalar(node.inputs[1]) == -0.5 and _has_mean(node.inputs[0], rooted=True)
-    if is_standard(node, "Div") and scalar(node.inputs[0]) == 1:
-        return _has_mean(node.inputs[1], rooted=False)
     return is_standard(node, "Reciprocal") and _has_mean(node.inputs[0], rooted=False)
 
 
 def _has_mean(value: ir.Value | None, *, rooted: bool) -> bool:
-    """Whether a value is the root of a mean, with an epsilon added or a bound before or after."""
-    node = producer_of(source_before(value, *_MOVES))
-    if node is None:
-        return False
+    """Whether a value is the root of a mean, with an epsilon added or a bound before or after.
+
+    A stored tensor below the root is a running variance.
+    """
+    source = source_before(value, *_MOVES)
+    node = producer_of(source)
+    if source is None or node is None:
+        return rooted and source is not None and source.is_initializer() and scalar(source) is None
     if is_standard(node, *_MEANS):
         return rooted or node.op_type == "ReduceL2"
     if is_standard(node, "Sqrt") or (is_standard(node, "Pow") and scalar(node.inputs[1]) == 0.5):

@@ -42,6 +42,7 @@ def test_the_running_statistics_are_not_trained(body, trained):
     )
     found = find_parameters(model)
     assert sorted(name for name, p in found.items() if p.trainable) == sorted(trained)
+    assert (found["g"].role, found["b"].role) == ("norm_scale", "norm_shift") or trained != "bgw"
     for name, what in ("mean", "running mean"), ("v", "running variance"):
         assert (what in found[name].doubt) is (name not in trained)
 
@@ -70,6 +71,18 @@ LAYER = (
             None,
         ),
         (f"{LAYER} n = Div(d, r) k = Mul(n, g) y = Add(k, b)", "norm_scale", "norm_shift"),
+        # Flax and TensorFlow scale the reciprocal root first.
+        (
+            f"{LAYER} i = Reciprocal(r) k = Mul(i, g) l = Mul(d, k) y = Add(l, b)",
+            "norm_scale",
+            "norm_shift",
+        ),
+        (
+            f"{LAYER} i = Reciprocal(r) k = Mul(i, g) l = Mul(x, k) f = Mul(a, k) s = Sub(b, f)"
+            " y = Add(l, s)",
+            "norm_scale",
+            "norm_shift",
+        ),
         (
             "h = Reshape(x, grouped) n = InstanceNormalization(h, ones, zeros) u = Reshape(n, same)"
             " k = Mul(u, g) y = Add(b, k)",
