@@ -111,7 +111,8 @@ def find_head(
 def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = None) -> Report:
     """Give the last layer ``size`` outputs and new random weights, in place.
 
-    It is the fully connected layer or convolution of the first output of the normalized model, unless another one is named.
+    It is the fully connected layer or convolution of the first output of the normalized model,
+    unless another one is named.
 
     Raises:
         UsageError: ``size`` is not positive or too large, or the output does not exist.
