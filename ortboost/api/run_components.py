@@ -11,9 +11,10 @@ import numpy as np
 
 from ortboost.api.run_folder import CHECKPOINTS, check_output
 from ortboost.core.arguments import checked
+from ortboost.core.errors import FileError
 from ortboost.core.field_types import Range
-from ortboost.core.files import read_json
 from ortboost.program.program import Program
+from ortboost.training.checkpoint_file import RefusedError, named_tensors
 from ortboost.training.components import principal_components, weight_blocks
 
 __all__ = ["pca"]
@@ -59,9 +60,14 @@ def pca(
     program = Program.load(run)
     entries = [e for e in program.catalogue.entries("parameter") if e.next is not None]
     folder = Path(run) / CHECKPOINTS if checkpoints is None else Path(checkpoints)
-    paths = [path.with_suffix(".safetensors") for path in sorted(folder.glob("step-*.json"))]
-    for path in paths:
-        read_json(path.with_suffix(".json"))  # raises for a damaged one
+    try:
+        paths = [named_tensors(path) for path in sorted(folder.glob("step-*.json"))]
+    except RefusedError as error:
+        raise FileError(
+            "A checkpoint cannot be read.",
+            where=f"{error.path}: {error.reason}",
+            fix="Use undamaged checkpoints of this program or network.",
+        ) from error
     shapes = {entry.name: entry.shape for entry in entries}
     length = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
     shares = principal_components(partial(weight_blocks, paths, shapes), length, components, output)

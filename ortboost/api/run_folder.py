@@ -18,7 +18,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.core.files import process_exists, read_json, writable_path, write_json
 from ortboost.core.tensor_file import Selection
-from ortboost.graph.io import ModelSource, name_of
+from ortboost.graph.io import ModelSource, check_model_file, name_of
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore, Constants
 
@@ -150,8 +150,11 @@ def refuse_for_model(model: ModelSource, checkpoint: str, update_bn: object = No
     """Refuse arguments that a plain model does not have, if they were given.
 
     Raises:
+        FileError: There is no such file.
         UsageError: A checkpoint was chosen, or data for running statistics were given.
     """
+    if isinstance(model, str | os.PathLike):
+        check_model_file(Path(model))  # a program that does not exist is no plain model
     if checkpoint != "best":
         raise UsageError(
             "Only a program folder has checkpoints.",

@@ -42,6 +42,7 @@ __all__ = [
     "digest_of",
     "is_ours",
     "json_data",
+    "named_tensors",
     "read_checkpoint",
     "tensor_files",
     "write_checkpoint",
@@ -157,6 +158,22 @@ def tensor_files(path: Path) -> list[Path]:
     return sorted(found for found in path.parent.iterdir() if ours.fullmatch(found.name))
 
 
+def named_tensors(path: Path) -> Path:
+    """The tensor file of a checkpoint, given its JSON file, which names it.
+
+    Raises:
+        RefusedError: The JSON is damaged.
+    """
+    return _named_tensors(path, _read_content(path))
+
+
+def _named_tensors(path: Path, content: Mapping[str, Any]) -> Path:
+    name = str(content["file"]["name"])
+    if not re.fullmatch(re.escape(path.stem) + _TENSORS, name):
+        raise RefusedError(path, f"it names another checkpoint's tensors ({name})")
+    return path.with_name(name)
+
+
 def is_ours(path: Path) -> bool:
     """Whether ortboost wrote a file with the name of a checkpoint, complete or not.
 
@@ -258,10 +275,7 @@ def read_checkpoint(
         raise RefusedError(
             path, f"it belongs to another program ({content['program']}, this one is {program})"
         )
-    name = str(content["file"]["name"])
-    if not re.fullmatch(re.escape(path.stem) + _TENSORS, name):
-        raise RefusedError(path, f"it names another checkpoint's tensors ({name})")
-    tensors = path.with_name(name)
+    tensors = _named_tensors(path, content)
     try:
         size = tensors.stat().st_size
         if size != content["file"]["size"]:

@@ -1,4 +1,4 @@
-"""Replace the last fully connected layer by a new one with another number of outputs.
+"""Replace the last fully connected layer or convolution by one with another number of outputs.
 
 For fine-tuning: the backbone keeps its weights, the head is reinitialized. Weight and bias are
 drawn uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch initializes a
@@ -7,6 +7,7 @@ drawn uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,23 +36,29 @@ PASS_THROUGH = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A fully connected layer in a graph.
+    """A fully connected layer in a graph, or a convolution.
 
     Args:
-        node: The Gemm or MatMul.
+        node: The Gemm, MatMul or Conv.
         weight: Its weight initializer.
         bias: Its bias initializer, if it has one.
         out_axis: Output axis of the weight (0 for torch's ``[out, in]``).
+        axis: Axis of the outputs in the layer's result, 1 for a convolution and else -1.
     """
 
     node: ir.Node
     weight: ir.Value
     bias: ir.Value | None
     out_axis: int
+    axis: int = -1
 
 
-def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
+def find_head(
+    model: ir.Model, output: str | None = None, *, convolutions: bool = False
+) -> DenseLayer:
     """Find the fully connected layer that computes an output, by default the first, of a model.
+
+    With ``convolutions``, it may be a convolution, as in segmentation.
 
     Raises:
         UsageError: The output does not exist.
@@ -79,6 +86,8 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             transpose = producer_of(node.inputs[1], "Transpose")
             if transpose is not None and (weight := _matrix(transpose.inputs[0])):
                 return DenseLayer(node, weight, bias, 0)
+        if convolutions and bias is None and (convolution := _convolution(node)):
+            return convolution
         # The Add before the product in this search is the bias; a second one ends it.
         if node.op_type == "Add" and bias is None:
             stored = [index for index in (0, 1) if _initializer(node.inputs[index])]
@@ -90,6 +99,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             continue
         if node.op_type not in PASS_THROUGH:
             break
+        convolutions &= node.op_type not in ("Reshape", "Flatten")  # they move the channels
         value = node.inputs[0]
     raise ModelError(
         "No fully connected layer was found at the end of the model.",
@@ -99,9 +109,10 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
 
 
 def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = None) -> Report:
-    """Give the last fully connected layer ``size`` outputs and new random weights, in place.
+    """Give the last layer ``size`` outputs and new random weights, in place.
 
-    It is that of the first output of the normalized model, unless another one is named.
+    It is the fully connected layer or convolution of the first output of the normalized model,
+    unless another one is named.
 
     Raises:
         UsageError: ``size`` is not positive or too large, or the output does not exist.
@@ -114,7 +125,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             where="--new-head",
             fix="Give the number of classes, 1 or more.",
         )
-    head = find_head(model, output)
+    head = find_head(model, output, convolutions=True)
     shared = [v for v in (head.weight, head.bias) if v is not None and len(v.uses()) > 1]
     if shared:
         raise ModelError(
@@ -124,8 +135,9 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
         )
     _check_readers(model, head, size)
     # Draw new values for weight and bias.
-    fan_in = (static_shape(head.weight) or (0, 0))[1 - head.out_axis]
-    new_shape = (size, fan_in) if head.out_axis == 0 else (fan_in, size)
+    old_shape = static_shape(head.weight) or (0, 0)
+    fan_in = math.prod(old_shape) // max(1, old_shape[head.out_axis])
+    new_shape = tuple(size if i == head.out_axis else n for i, n in enumerate(old_shape))
     size_in_bytes, limit = 4 * size * fan_in, Limits.from_environment().tensor_bytes
     if size_in_bytes > limit:
         raise UsageError(
@@ -146,7 +158,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
         report.changed[value.name or ""] = f"{old.shape} -> {shape}, new values"
         value.const_value = ir.tensor(drawn, name=value.name)
         value.shape = ir.Shape(shape)
-    _forget_shapes_after(model.graph, head.node)  # inference keeps shapes that it finds
+    _forget_shapes_after(model.graph, head)  # inference keeps shapes that it finds
     infer_shapes(model)
     return report
 
@@ -155,7 +167,7 @@ def _check_readers(model: ir.Model, head: DenseLayer, size: int) -> None:
     """Refuse nodes after the head that do not take another number of outputs."""
     for node in descendants(model.graph, head.node.outputs):
         sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
-        if sizes is not None and sizes.size and sizes[-1] not in (-1, 0, size):
+        if sizes is not None and any(n not in (-1, 0, size) for n in sizes[head.axis :][:1]):
             raise ModelError(
                 f"The head cannot be replaced: a Reshape after it is to {sizes.tolist()}.",
                 where=f"{source_name(model)}: node '{node.name}'",
@@ -172,12 +184,24 @@ def _check_readers(model: ir.Model, head: DenseLayer, size: int) -> None:
                 )
 
 
-def _forget_shapes_after(graph: ir.Graph, node: ir.Node) -> None:
-    """Clear the shapes after a node, to be inferred again; graph outputs keep their rank."""
-    for output in (o for n in {node, *descendants(graph, node.outputs)} for o in n.outputs):
+def _forget_shapes_after(graph: ir.Graph, head: DenseLayer) -> None:
+    """Clear the shapes after a layer, to be inferred again; graph outputs keep their rank."""
+    nodes = {head.node, *descendants(graph, head.node.outputs)}
+    for output in (o for node in nodes for o in node.outputs):
         shape = known_shape(output)
-        kept = shape is not None and output.is_graph_output()
-        output.shape = ir.Shape([*shape[:-1], None]) if shape is not None and kept else None
+        kept = shape and output.is_graph_output()
+        output.shape = ir.Shape(shape) if shape and kept else None
+        if output.shape:
+            output.shape[head.axis if len(shape or ()) > 1 else -1] = None
+
+
+def _convolution(node: ir.Node) -> DenseLayer | None:
+    """The layer of a Conv with stored weights and without groups."""
+    if node.op_type != "Conv" or node.attributes.get_int("group", 1) != 1:
+        return None
+    weight, bias = _initializer(node.inputs[1]), input_at(node, 2)
+    computed = bias is not None and not bias.is_initializer()
+    return None if weight is None or computed else DenseLayer(node, weight, bias, 0, 1)
 
 
 def _initializer(value: ir.Value | None) -> ir.Value | None:

@@ -14,7 +14,7 @@ import pytest
 
 from ortboost import api
 from ortboost.cli import main
-from ortboost.core.errors import OrtBoostError, ParityError, UsageError
+from ortboost.core.errors import FileError, OrtBoostError, ParityError, UsageError
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.graph import io
@@ -329,6 +329,8 @@ def test_only_a_program_has_checkpoints(convnet, tmp_path):
     ):
         with pytest.raises(UsageError, match="Only a program folder has checkpoints"):
             verb()
+    with pytest.raises(FileError, match="does not exist"):  # a program that was not made
+        api.evaluate(tmp_path / "run", DIGITS, checkpoint="last")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,19 @@ def test_the_command_and_what_comes_after(trained, tmp_path, capsys):
     ob.build_program(small_mlp(), config)  # the order and number of the weights fit
 
 
-@pytest.mark.parametrize("what", ["few", "none", "damaged", "foreign"])
+def test_a_step_that_was_saved_twice(trained, tmp_path):
+    """As with an incomplete window, which is applied after the step: the second file counts."""
+    folder, rows = trained
+    store = CheckpointStore(folder / "checkpoints", keep=99)
+    program = ob.Program.load(folder)
+    state = {**store.load(store.path(ROWS - 1)).state, "w1": program.initial["w1"]}
+    store.save(state, {"step": ROWS - 1}, program=program.fingerprint)
+    ob.pca(folder, tmp_path / "p.npy", components=3)
+    rows[-1, :24] = program.initial["w1"].reshape(-1)
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), expected(rows, 3)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["few", "none", "damaged", "unnamed", "foreign"])
 def test_refusals(trained, tmp_path, what):
     folder, _ = trained
     checkpoints, k = None, 3
@@ -89,6 +101,8 @@ def test_refusals(trained, tmp_path, what):
         checkpoints = tmp_path
     elif what == "damaged":
         next(folder.glob("checkpoints/*.safetensors")).write_bytes(b"short")
+    elif what == "unnamed":
+        next(folder.glob("checkpoints/step-*.json")).write_text("{}")
     else:
         other = ob.build_program(small_mlp(hidden=5), ob.ProgramConfig(engine="portable"))
         folder = other.save(tmp_path / "other")

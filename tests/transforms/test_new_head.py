@@ -273,3 +273,50 @@ def test_a_reshape_after_the_head(target, size, fits):
         assert run(model, {"x": weights(2, 4)})["y"].shape == (2, size)
     else:
         assert "[-1, 3]" in refused(ModelError, model, size).what
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("end", ["s = Identity(h)", "s = Softmax<axis = 1>(h)"])
+def test_a_convolution_is_a_head(bias, end):
+    """That of a segmentation network."""
+    operands = "x, w, b" if bias else "x, w"
+    stored = {"w": weights(3, 4, 1, 1)} | ({"b": weights(3)} if bias else {})
+    shift = ", float[3] b" if bias else ""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4,h,8] x, float[3,4,1,1] w{shift}) => (float[batch,3,h,8] s)
+        {{ h = Conv({operands}) {end} }}""",
+        **stored,
+    )
+    report = new_head(model, 6)
+    assert list(report.changed) == list(stored)
+    found = values(model)
+    assert found["w"].shape == (6, 4, 1, 1)
+    assert np.abs(found["w"]).max() <= 0.5  # 1 / sqrt(4)
+    assert [str(d) for d in model.graph.outputs[0].shape] == ["batch", "6", "h", "8"]
+    assert run(model, {"x": weights(2, 4, 5, 8)})["s"].shape == (2, 6, 5, 8)
+    with pytest.raises(ModelError):
+        find_head(model)  # a full-normalization head needs a fully connected layer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = Conv<group = 2>(x, w) s = Identity(h)",
+        "h = Conv(x, w) s = Reshape(h, r)",
+        "h = Conv(x, w) s = Add(h, c)",
+    ],
+)
+def test_other_convolutions_are_none(body):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4,8,8] x, float[4,n,1,1] w, int64[3] r, float[4,1,1] c)
+        => (float[batch,p,q] s)
+        {{ {body} }}""",
+        w=weights(4, 2 if "group" in body else 4, 1, 1),
+        r=np.array([0, 4, -1]),
+        c=weights(4, 1, 1),
+    )
+    with pytest.raises(ModelError) as caught:
+        new_head(model, 6)
+    assert_three_lines(caught.value)

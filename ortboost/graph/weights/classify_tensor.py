@@ -16,7 +16,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import ROLE_MARK, input_at, is_standard, known_shape, scalar
+from ortboost.graph.query import (
+    ROLE_MARK,
+    input_at,
+    is_standard,
+    known_shape,
+    producer_of,
+    scalar,
+)
 from ortboost.graph.weights.generated import counting, generated
 from ortboost.graph.weights.origins import Origin, origin_of
 from ortboost.graph.weights.store_weights import COMPUTED, FUNCTIONS, POSITIONS
@@ -136,7 +143,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> Verdict:
         return Verdict("constant", why)
     origin = origin_of(value)
     single = int(np.prod(shape, dtype=np.int64)) <= 1
-    by_use = _role_by_use(use, len(shape), single)
+    role = _role(value, use)
+    by_use = _role_by_use(use, role, len(shape), single)
     if use.kind == UseKind.PLAIN and not single and not _is_finite(value):
         return Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
@@ -157,7 +165,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> Verdict:
         )
     if origin.kind == "parameter":
         doubt = _IN_BLOCK if origin.in_block else ""
-        return Verdict(use.role if by_use == "constant" else by_use, use.where, doubt, use.role)
+        return Verdict(role, use.where, doubt, role)
     if origin.kind == "module":
         return _of_a_module(value, use, by_use)
     if origin.kind == "folded" and not single:
@@ -189,7 +197,8 @@ def _by_use(
         if COMPUTED in value.meta and _is_zero(value) and not added:
             return Verdict("constant", f"computed, zero everywhere, {use.where}")
         if single and _VARIABLE.fullmatch(value.name or ""):
-            return Verdict(use.role, use.where, _MAYBE_LEARNED, use.role)
+            role = _role(value, use)
+            return Verdict(role, use.where, _MAYBE_LEARNED, role)
         if single and _shifts_one_column(value):  # of a regression, or of two classes
             doubt = "" if fitted else _MAYBE_BIAS
             if shape:
@@ -247,7 +256,21 @@ def _setting(value: ir.Value, uses: tuple[WeightUse, ...]) -> Verdict:
     return Verdict("constant", f"a setting, {where}", doubt)
 
 
-def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
+def _role(value: ir.Value, use: WeightUse) -> str:
+    """The role of a trained tensor: a vector that is added is a bias, also to a stored product."""
+    if use.role != "weight" or len(known_shape(value) or ()) != 1:
+        return use.role
+    readers = [usage.node for usage in value.uses()]
+    added = (use.kind == UseKind.PLAIN and use.op == "Add") or all(map(_adds_to_product, readers))
+    return "bias" if added else "weight"
+
+
+def _adds_to_product(node: ir.Node) -> bool:
+    layers = [producer_of(v, "Conv", "Gemm", "MatMul") for v in node.inputs]
+    return is_standard(node, "Add") and any(layers)
+
+
+def _role_by_use(use: WeightUse, role: str, rank: int, single: bool) -> str:
     if use.kind == UseKind.OTHER:
         return "constant"
     # Single numbers in arithmetic are constants of the code (0.5 of a GELU) more often than not.
@@ -255,7 +278,7 @@ def _role_by_use(use: WeightUse, rank: int, single: bool) -> str:
     expanded = use.kind in (UseKind.WEIGHT, UseKind.BIAS) and rank == 0 and use.op != "PRelu"
     if single and (use.kind == UseKind.PLAIN or use.computed or expanded):
         return "constant"
-    return "bias" if use.kind == UseKind.PLAIN and rank == 1 and use.op == "Add" else use.role
+    return role
 
 
 def _formula(
@@ -291,7 +314,7 @@ def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> Verdict:
     """Classify a parameter or buffer of a torch module by its name; other names leave a doubt."""
     name = value.name or ""
     last = name.rpartition(".")[2]
-    role = use.role if by_use == "constant" else by_use
+    role = _role(value, use)
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_AMBIGUOUS}, but '{last}' is a common name of buffers"
         return Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)

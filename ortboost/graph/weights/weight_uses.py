@@ -24,6 +24,7 @@ from ortboost.graph.query import (
 )
 from ortboost.graph.reach import CONTROLS, STOPS, nodes_before
 from ortboost.graph.weights.fake_quantization import passes_integers
+from ortboost.graph.weights.written_norms import norm_role
 
 __all__ = ["UseKind", "WeightUse", "weight_uses"]
 
@@ -178,7 +179,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
     plain = not standard or op not in (*_STATE, *_RECURRENT)
     return WeightUse(
         UseKind.PLAIN if plain else UseKind.OTHER,
-        "weight",
+        norm_role(value, node, index) or "weight",
         op,
         where,
         raw=(op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0]))

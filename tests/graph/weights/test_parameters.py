@@ -121,6 +121,18 @@ def test_roles_follow_from_use(body, value, role):
     assert one(body, f"float[{shape}] p" if shape else "float p", p=value) == {"p": role}
 
 
+def test_the_bias_of_a_layer_of_stored_data_is_a_bias():
+    """As that of the projection of relative positions in DeBERTa and Swin-V2."""
+    roles = one(
+        "q = MatMul(t, w) s = Add(q, p) y = MatMul(x, s)",
+        "float[4,4] t, float[4,4] w, float[4] p",
+        t=weights(4, 4, seed=1),
+        w=W44,
+        p=V4,
+    )
+    assert roles == {"t": "weight", "w": "weight", "p": "bias"}
+
+
 def test_integers_are_no_parameters():
     assert one("y = Gather(x, p)", "int64[2] p", "float[m,4] y", p=np.array([0, 1])) == {}
 
@@ -348,6 +360,17 @@ def test_what_the_dynamo_exporter_says_decides():
         "k": (False, False),
         "temperature": (True, False),
         "scale": (False, False),
+    }
+
+
+def test_the_bias_of_one_output_is_a_bias():
+    """The exporter says that it is a parameter; by its use alone it would be a number."""
+    kinds = {"w": "PARAMETER", "b": "PARAMETER"}
+    stored = {"w": weights(4, 1), "b": weights(1)}
+    model = torch_model("q = MatMul(x, w) y = Add(b, q)", kinds, **stored)
+    assert {name: p.role for name, p in find_parameters(model).items()} == {
+        "w": "weight",
+        "b": "bias",
     }
 
 

@@ -1,4 +1,4 @@
-"""Running statistics of a BatchNormalization that an exporter wrote out."""
+"""Normalizations that an exporter wrote out."""
 
 from __future__ import annotations
 
@@ -42,5 +42,80 @@ def test_the_running_statistics_are_not_trained(body, trained):
     )
     found = find_parameters(model)
     assert sorted(name for name, p in found.items() if p.trainable) == sorted(trained)
+    assert (found["g"].role, found["b"].role) == ("norm_scale", "norm_shift") or trained != "bgw"
     for name, what in ("mean", "running mean"), ("v", "running variance"):
         assert (what in found[name].doubt) is (name not in trained)
+
+
+RMS = "q = Mul(x, x) m = ReduceMean(q) v = Add(m, e) r = Sqrt(v)"
+LAYER = (
+    "a = ReduceMean(x) d = Sub(x, a) q = Pow(d, two) m = ReduceMean(q) v = Add(m, e) r = Sqrt(v)"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "scale", "shift"),
+    [
+        (f"{RMS} i = Reciprocal(r) n = Mul(x, i) y = Mul(g, n)", "norm_scale", None),  # Llama
+        (f"{RMS} i = Div(one, r) n = Mul(x, i) y = Mul(n, g)", "norm_scale", None),
+        (f"{RMS} k = Add(g, one) n = Div(x, r) y = Mul(n, k)", "norm_scale", None),  # Gemma
+        (
+            "m = ReduceSumSquare(x) v = Add(m, e) i = Pow(v, half) n = Mul(x, i)"
+            " c = Cast<to = 1>(n) y = Mul(c, g)",
+            "norm_scale",
+            None,
+        ),
+        (
+            "r = ReduceL2(x) c = Clip(r, e) n = Div(x, c) k = Mul(n, two) y = Mul(k, g)",
+            "norm_scale",
+            None,
+        ),
+        (f"{LAYER} n = Div(d, r) k = Mul(n, g) y = Add(k, b)", "norm_scale", "norm_shift"),
+        # Flax and TensorFlow scale the reciprocal root first.
+        (
+            f"{LAYER} i = Reciprocal(r) k = Mul(i, g) l = Mul(d, k) y = Add(l, b)",
+            "norm_scale",
+            "norm_shift",
+        ),
+        (
+            f"{LAYER} i = Reciprocal(r) k = Mul(i, g) l = Mul(x, k) f = Mul(a, k) s = Sub(b, f)"
+            " y = Add(l, s)",
+            "norm_scale",
+            "norm_shift",
+        ),
+        (
+            "h = Reshape(x, grouped) n = InstanceNormalization(h, ones, zeros) u = Reshape(n, same)"
+            " k = Mul(u, g) y = Add(b, k)",
+            "norm_scale",
+            "norm_shift",
+        ),
+        # Position embeddings have more axes than the scale; neither softmax nor a gate normalizes.
+        (f"{RMS} n = Div(x, r) k = Mul(n, g) y = Add(k, w)", "norm_scale", None),
+        ("q = Exp(x) r = ReduceSum(q) n = Div(q, r) k = Mul(n, g) y = Add(k, b)", "weight", "bias"),
+        ("q = Sigmoid(x) n = Mul(x, q) k = Mul(n, g) y = Add(k, b)", "weight", "bias"),
+        ("q = Sqrt(x) n = Div(x, q) k = Mul(n, g) y = Add(k, b)", "weight", "bias"),
+    ],
+)
+def test_scales_and_shifts_have_the_role_of_a_normalization(body, scale, shift):
+    """Otherwise the weight decay of no-norm would reach those of every RMSNorm."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4] g, float[4] b, float[1,4] w, float e, float one, float two,
+             float half, float[2] ones, float[2] zeros, int64[3] grouped, int64[2] same)
+        => (float[N,4] y) {{ {body} }}""",
+        e=np.float32(1e-3),
+        one=np.float32(1),
+        two=np.float32(2),
+        half=np.float32(-0.5),
+        ones=np.ones(2, np.float32),
+        zeros=np.zeros(2, np.float32),
+        grouped=np.array([-1, 2, 2]),
+        same=np.array([-1, 4]),
+        w=weights(1, 4),
+        g=weights(4),
+        b=weights(4, seed=1),
+    )
+    roles = {name: p.role for name, p in find_parameters(model).items()}
+    assert roles["g"] == scale
+    assert roles.get("w", "weight") in ("weight", "constant")
+    assert shift is None or roles["b"] == shift
