@@ -82,19 +82,10 @@ def _inputs(b: Backward) -> list[tuple[int, ir.Value]]:
 
 @register("Max", "Min")
 def extremum(b: Backward) -> Gradients:
-    """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs equal to `y` there.
-
-    Before an infinite slope, a bound without a gradient is that of a clamp: 0 where it is reached.
-    """
+    """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs equal to `y` there."""
     shape, g, y = b.output().shape, b.gradient(), b.output()
     if len(b.node.inputs) == 1:
         return [g]
-    if len(b.node.inputs) == 2 and len(b.wanted) == 1 and b.before_infinite_slope:
-        (i,) = b.wanted
-        inside = b.op("Not", b.op("Equal", b.input(1 - i), y, shape=shape), shape=shape)
-        grads: list[ir.Value | None] = [None, None]
-        grads[i] = b.sum_to_shape(b.masked(inside, g), b.input(i))
-        return grads
     hits = [b.op("Equal", x, y, shape=shape) for _, x in _inputs(b)]
     counts = [b.cast(hit) for hit in hits]
     part = b.op("Div", g, b.op("Sum", *counts, shape=shape), shape=shape)

@@ -168,32 +168,6 @@ def test_infinite_gradient_of_a_masked_position(text, masked, open_):
     np.testing.assert_array_equal(run(result, feeds)["x_grad"], np.array([0, np.inf], np.float16))
 
 
-@pytest.mark.parametrize(
-    ("bounded", "steep", "slope_at_4"),
-    [
-        ("Clip(x, zero)", "Sqrt(y)", 0.25),
-        ("Max(x, zero)", "Sqrt(y)", 0.25),
-        ("Relu(x)", "Sqrt(y)", 0.25),
-        ("Max(zero, x)", "Pow(y, half)", 0.25),
-        ("Min(h, five)", "Acosh(y)", 15**-0.5),
-        ("Clip(x, zero)", "Pow(y, half)", 0.25),
-        ("Where(m, x, zero)", "Log(y)", 0.25),
-        ("Where(m, x, zero)", "Div(one, y)", -1 / 16),
-        ("Clip(x, one)", "Acosh(y)", 15**-0.5),
-    ],
-)
-def test_a_bound_before_an_infinite_slope_passes_no_gradient(bounded, steep, slope_at_4):
-    """As in torch: of `clamp(x, min=0).sqrt()`, and of values that a mask removes later."""
-    model = graph(f"""g (float[3] x) => (float loss)
-        <float zero = {{0.0}}, float half = {{0.5}}, float one = {{1.0}},
-        float five = {{5.0}}> {{
-        m = Greater(x, zero) h = Max(x, one) y = {bounded} z = {steep} s = Where(m, z, zero)
-        loss = ReduceSum<keepdims = 0>(s) }}""")
-    feeds = {"x": np.array([-1, 0, 4], np.float32)}
-    found = run(differentiate(model, "loss", ["x"], "portable"), feeds)["x_grad"]
-    np.testing.assert_allclose(found, [0, 0, slope_at_4], rtol=1e-6)
-
-
 def test_infinite_gradient_never_becomes_finite_at_an_open_position():
     found = slope("Relu", [2.0, 3.0], upstream=np.inf)
     assert np.isinf(found).all()
