@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.functions import root_slope
+from ortboost.autodiff.portable.rules.functions import of_root
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import scalar
+from ortboost.graph.query import constant, scalar
 
 __all__: list[str] = []
 
@@ -84,13 +84,14 @@ def _inputs(b: Backward) -> list[tuple[int, ir.Value]]:
 def extremum(b: Backward) -> Gradients:
     """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs equal to `y` there.
 
-    Before an infinite slope, a bound without a gradient is that of a clamp: 0 where it is reached.
+    Where the slope that follows may be infinite at a bound without a gradient, the bound is that of
+    a clamp: 0 where it is reached.
     """
     shape, g, y = b.output().shape, b.gradient(), b.output()
     if len(b.node.inputs) == 1:
         return [g]
-    if len(b.node.inputs) == 2 and len(b.wanted) == 1 and b.before_infinite_slope:
-        (i,) = b.wanted
+    i = min(b.wanted) if len(b.node.inputs) == 2 and len(b.wanted) == 1 else None
+    if i is not None and b.before_infinite_slope(constant(b.input(1 - i))):
         inside = b.op("Not", b.op("Equal", b.input(1 - i), y, shape=shape), shape=shape)
         grads: list[ir.Value | None] = [None, None]
         grads[i] = b.sum_to_shape(b.masked(inside, g), b.input(i))
@@ -116,10 +117,10 @@ def pow_(b: Backward) -> Gradients:
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
         number = scalar(exponent)
-        if number == 0.5:
-            found = root_slope(b, g, base, y)
-        elif number is not None:
+        if number is not None:
             found = _constant_power(g, Term(b, base.value, shape), y, number)
+            # TorchScript writes 0.49999976 for the root in cdist and pairwise_distance.
+            found = of_root(b, y, found) if 0.0 < number < 1.0 else found
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
             # 0^-1 is infinite, and its product with p = 0 is NaN.
@@ -141,6 +142,8 @@ def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
         return g * (base * base * 3.0)
     if p == 1.0:
         return g
+    if p == 0.5:
+        return g * 0.5 / y
     if p == -1.0:
         return -(g * (y * y))
     if p == 0.0:  # 0 even where g is not finite
