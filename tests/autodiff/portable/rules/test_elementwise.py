@@ -109,15 +109,21 @@ def test_ties_share_evenly(op_type):
     np.testing.assert_array_equal(alone["a_grad"], [1, 1])
 
 
-@pytest.mark.parametrize("bound", ["float c = {1.0}", "float[2] c = {1.0, 1.0}"])
-def test_a_tie_is_shared_before_a_slope_that_is_infinite_elsewhere(bound):
+@pytest.mark.parametrize(
+    ("bound", "ratio", "slopes"),
+    [
+        ("float c = {1.0}", "Div(two, y)", [-1, -0.5]),
+        ("float[2] c = {1.0, 1.0}", "Div(two, y)", [-1, -0.5]),
+        ("float[2] c = {0.0, 2.0}", "Div(y, two)", [0.5, 0.25]),
+    ],
+)
+def test_a_tie_is_shared_where_the_next_slope_is_finite(bound, ratio, slopes):
     """As ``torch.maximum``: a divisor that starts at its bound is trained."""
     model = graph(f"""g (float[2] a) => (float loss) <{bound}, float two = {{2.0}}> {{
-        y = Max(a, c) z = Div(two, y) loss = ReduceSum<keepdims = 0>(z) }}""")
-    found = run(
-        differentiate(model, "loss", ["a"], "portable"), {"a": np.array([1, 2], np.float32)}
-    )
-    np.testing.assert_array_equal(found["a_grad"], [-1, -0.5])
+        y = Max(a, c) z = {ratio} loss = ReduceSum<keepdims = 0>(z) }}""")
+    feeds = {"a": np.array([1, 2], np.float32)}
+    found = run(differentiate(model, "loss", ["a"], "portable"), feeds)
+    np.testing.assert_array_equal(found["a_grad"], slopes)
 
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
