@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.weights.parameters import find_parameters
 from tests.support import text_model, weights
 
@@ -128,3 +129,22 @@ def test_scales_and_shifts_have_the_role_of_a_normalization(body, scale, shift):
     assert roles["g"] == scale
     assert roles.get("w", "weight") in ("weight", "constant")
     assert shift is None or roles["b"] == shift
+
+
+@pytest.mark.parametrize(
+    "form", ["n = Div(d, r) k = Mul(n, g)", "i = Reciprocal(r) j = Mul(i, g) k = Mul(d, j)"]
+)
+def test_a_position_embedding_after_a_normalization_is_a_weight(form):
+    """With a fixed batch size of 1 it has the shape of the data."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[1,3,4] x, float[4] g, float[1,3,4] p, float e, float two) => (float[1,3,4] y)
+        {{ {LAYER} {form} y = Add(k, p) }}""",
+        e=np.float32(1e-3),
+        two=np.float32(2),
+        g=weights(4),
+        p=weights(1, 3, 4),
+    )
+    infer_shapes(model)
+    roles = {name: parameter.role for name, parameter in find_parameters(model).items()}
+    assert (roles["g"], roles["p"]) == ("norm_scale", "weight")
