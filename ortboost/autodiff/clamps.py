@@ -1,7 +1,7 @@
 """Clamps before a function with an infinite slope, so that a bound passes no gradient, as in torch.
 
     Relu(x)              becomes    Where(x <= 0, 0, x)
-    Max(x, c)            becomes    Where(x <= c, c, x) for a number c; Min likewise
+    Max(x, c)            becomes    Where(x <= c, c, x) for a stored c; Min likewise
     Clip(x, low, high)   becomes    Where(u >= high, high, u) with u = Where(x <= low, low, x)
 
 In `sqrt(clamp(x, min=0))`, the gradient of the root is infinite at the bound. A product with the
@@ -11,55 +11,64 @@ selects. The gradient is 0 also where x is exactly a bound, see the rule of Clip
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from typing import Any
 
-from ortboost.graph.query import is_standard, scalar
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.graph.query import constant, is_standard, scalar
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["clamps_by_selection", "has_steep_reader"]
 
-_STEEP = ("Acos", "Acosh", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt")
+_STEEP = {"Acos": 1, "Acosh": 1, "Asin": 1, "Atanh": 1, "Log": 0, "Reciprocal": 0, "Sqrt": 0}
+"""Functions to the absolute value at which their slope is infinite."""
 _PASSING = ("Cast", "Clip", "Max", "Min")  # a clamp may be two nodes
 
 
-@rewrites("Clip", "Max", "Min", "Relu", what="a bound before an infinite slope has no gradient")
+@rewrites("Clip", "Max", "Min", "Relu", what="a bound with an infinite slope has no gradient")
 def clamps_by_selection(site: Site) -> list[ir.Value | None] | None:
     """Rewrite the clamps of a model that is not differentiated yet, in place."""
-    if not has_steep_reader(site.node.outputs[0]):
+    bounds = _bounds(site)
+    output = site.node.outputs[0]
+    if not any(has_steep_reader(output, constant(bound)) for _, bound in bounds):
         return None
-    x, kind = site.input(0), site.node.op_type
-    if kind == "Clip":
-        for index, beyond in ((1, "LessOrEqual"), (2, "GreaterOrEqual")):
-            if (bound := site.optional(index)) is not None:
-                x = site.op("Where", site.op(beyond, x, bound), bound, x)
-        return None if x is site.input(0) else [x]
-    bound = site.const(0.0, x.dtype) if kind == "Relu" else _number(site)
-    if bound is None:
-        return None
-    if x is bound:  # Max(0, x)
+    x = site.input(0)
+    if x is bounds[0][1]:  # Max(0, x)
         x = site.input(1)
-    reached = site.op("GreaterOrEqual" if kind == "Min" else "LessOrEqual", x, bound)
-    return [site.op("Where", reached, bound, x)]
+    for beyond, bound in bounds:
+        x = site.op("Where", site.op(beyond, x, bound), bound, x)
+    return [x]
 
 
-def _number(site: Site) -> ir.Value | None:
-    """The bound of a Max or Min of two values one of which is a number."""
-    if len(site.node.inputs) != 2:
-        return None
-    return next((value for value in site.node.inputs if scalar(value) is not None), None)
+def _bounds(site: Site) -> list[tuple[str, ir.Value]]:
+    """The bounds, with the operator that says which values are replaced by them."""
+    kind, inputs = site.node.op_type, site.node.inputs
+    if kind == "Relu":
+        return [("LessOrEqual", site.const(0.0, site.input(0).dtype))]
+    if kind == "Clip":
+        bounds = zip(("LessOrEqual", "GreaterOrEqual"), inputs[1:], strict=False)
+        return [(beyond, bound) for beyond, bound in bounds if bound is not None]
+    stored = [v for v in inputs if v is not None and constant(v) is not None]
+    if len(inputs) != 2 or len(stored) != 1:
+        return []
+    return [("GreaterOrEqual" if kind == "Min" else "LessOrEqual", stored[0])]
 
 
-def has_steep_reader(value: ir.Value) -> bool:
-    """Whether a function whose slope is infinite somewhere reads a value."""
-    return any(_steep(node, index) for node, index in value.uses())
+def has_steep_reader(value: ir.Value, at: NDArray[Any] | None = None) -> bool:
+    """Whether a function with an infinite slope, at these values if given, reads a value."""
+    return any(_steep(node, index, at) for node, index in value.uses())
 
 
-def _steep(node: ir.Node, index: int) -> bool:
+def _steep(node: ir.Node, index: int, at: NDArray[Any] | None) -> bool:
     if is_standard(node, *_PASSING) or (is_standard(node, "Where") and index):
-        return has_steep_reader(node.outputs[0])
-    if is_standard(node, "Div"):
+        return has_steep_reader(node.outputs[0], at)
+    place = _STEEP.get(node.op_type, 0)
+    if not is_standard(node) or (at is not None and not (abs(at) == place).any()):
+        return False
+    if node.op_type == "Div":
         return index == 1
-    if is_standard(node, "Pow"):
+    if node.op_type == "Pow":
         exponent = scalar(node.inputs[1])
         return index == 0 and (exponent is None or exponent < 1)
-    return is_standard(node, *_STEEP)
+    return node.op_type in _STEEP

@@ -37,6 +37,16 @@ def test_large_arguments_have_a_finite_loss_and_a_gradient(engine):
     assert stepper.get("w").item() == pytest.approx(1 - gradient, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "other", ["Sub(two, s)", "Add(n, two)", "Add(s, one)", "Sub(x, s)", "Sub(s, one)", "Add(n, x)"]
+)
+def test_another_sum_with_a_sigmoid_is_no_complement(other):
+    model = text_model(f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1] x) => (float[N,1] y) <float one = {{1.0}}, float two = {{2.0}}> {{
+        s = Sigmoid(x) n = Neg(s) r = {other} y = Log(r) }}""")
+    assert not write_out_log_sigmoids(model).modified
+
+
 @pytest.mark.parametrize("complement", ["r = Sub(one, s)", "n = Neg(s) r = Add(n, one)"])
 def test_cross_entropy_with_logits_of_a_confident_positive(complement):
     """As torch's exporters write it: ``0 * log(1 - 1)`` would be NaN."""

@@ -169,10 +169,14 @@ def test_callbacks_of_any_api_become_those_of_the_trainer():
 
 
 def test_a_hook_that_is_never_called_is_refused():
+    class Shown(Callback):
+        on_screen = True
+
     class Count(Callback):
         def on_train_batch_end(self, run):
             pass
 
+    assert as_callbacks([Shown()])
     with pytest.raises(ArgumentTypeError, match="no hook 'on_train_batch_end'") as info:
         as_callbacks([Count()])
     assert "on_train_end" in info.value.fix

@@ -47,8 +47,9 @@ def norm_role(value: ir.Value, node: ir.Node, index: int) -> str | None:
     if not is_standard(node, "Add", "Sub"):
         return None
     factors = list(_factors(node.inputs[1 - index]))
-    # A position embedding, which may follow, too, has more axes than the scale.
-    alike = any(known_shape(factor) == known_shape(value) for factor in factors)
+    # A position embedding, which may follow, too, has more axes than the scale. It may have the
+    # shape of the data, if their batch size is fixed.
+    alike = any(known_shape(f) == known_shape(value) and _is_stored(f) for f in factors)
     return "norm_shift" if alike and any(map(_normalizes, factors)) else None
 
 
@@ -126,6 +127,13 @@ def _factors(value: ir.Value | None) -> Iterator[ir.Value]:
             yield current
         else:
             pending += product.inputs
+
+
+def _is_stored(factor: ir.Value) -> bool:
+    """Whether a factor is stored, or computed from stored tensors only, as `1 + scale`."""
+    node = factor.producer()
+    sources = [factor] if node is None else node.inputs
+    return all(value is None or value.is_initializer() for value in sources)
 
 
 def _normalizes(factor: ir.Value) -> bool:

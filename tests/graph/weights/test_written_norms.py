@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.weights.parameters import find_parameters
 from tests.support import text_model, weights
 
@@ -89,6 +90,13 @@ LAYER = (
             "norm_scale",
             "norm_shift",
         ),
+        # The runtime's own scale is that of the normalization.
+        (
+            "h = Reshape(x, grouped) n = InstanceNormalization(h, twos, zeros) u = Reshape(n, same)"
+            " k = Mul(u, g) y = Add(b, k)",
+            "weight",
+            "bias",
+        ),
         # Position embeddings have more axes than the scale; neither softmax nor a gate normalizes.
         (f"{RMS} n = Div(x, r) k = Mul(n, g) y = Add(k, w)", "norm_scale", None),
         ("q = Exp(x) r = ReduceSum(q) n = Div(q, r) k = Mul(n, g) y = Add(k, b)", "weight", "bias"),
@@ -101,13 +109,15 @@ def test_scales_and_shifts_have_the_role_of_a_normalization(body, scale, shift):
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float[4] g, float[4] b, float[1,4] w, float e, float one, float two,
-             float half, float[2] ones, float[2] zeros, int64[3] grouped, int64[2] same)
+             float half, float[2] ones, float[2] twos, float[2] zeros, int64[3] grouped,
+             int64[2] same)
         => (float[N,4] y) {{ {body} }}""",
         e=np.float32(1e-3),
         one=np.float32(1),
         two=np.float32(2),
         half=np.float32(-0.5),
         ones=np.ones(2, np.float32),
+        twos=np.full(2, 2, np.float32),
         zeros=np.zeros(2, np.float32),
         grouped=np.array([-1, 2, 2]),
         same=np.array([-1, 4]),
@@ -119,3 +129,22 @@ def test_scales_and_shifts_have_the_role_of_a_normalization(body, scale, shift):
     assert roles["g"] == scale
     assert roles.get("w", "weight") in ("weight", "constant")
     assert shift is None or roles["b"] == shift
+
+
+@pytest.mark.parametrize(
+    "form", ["n = Div(d, r) k = Mul(n, g)", "i = Reciprocal(r) j = Mul(i, g) k = Mul(d, j)"]
+)
+def test_a_position_embedding_after_a_normalization_is_a_weight(form):
+    """With a fixed batch size of 1 it has the shape of the data."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[1,3,4] x, float[4] g, float[1,3,4] p, float e, float two) => (float[1,3,4] y)
+        {{ {LAYER} {form} y = Add(k, p) }}""",
+        e=np.float32(1e-3),
+        two=np.float32(2),
+        g=weights(4),
+        p=weights(1, 3, 4),
+    )
+    infer_shapes(model)
+    roles = {name: parameter.role for name, parameter in find_parameters(model).items()}
+    assert (roles["g"], roles["p"]) == ("norm_scale", "weight")

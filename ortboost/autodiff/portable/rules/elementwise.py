@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.functions import root_slope
+from ortboost.autodiff.portable.rules.functions import of_root
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import scalar
 
@@ -107,10 +107,10 @@ def pow_(b: Backward) -> Gradients:
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
         number = scalar(exponent)
-        if number == 0.5:
-            found = root_slope(b, g, base, y)
-        elif number is not None:
+        if number is not None:
             found = _constant_power(g, Term(b, base.value, shape), y, number)
+            # TorchScript writes 0.49999976 for the root in cdist and pairwise_distance.
+            found = of_root(b, y, found) if 0.0 < number < 1.0 else found
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
             # 0^-1 is infinite, and its product with p = 0 is NaN.
@@ -132,6 +132,8 @@ def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
         return g * (base * base * 3.0)
     if p == 1.0:
         return g
+    if p == 0.5:
+        return g * 0.5 / y
     if p == -1.0:
         return -(g * (y * y))
     if p == 0.0:  # 0 even where g is not finite

@@ -15,7 +15,7 @@ from ortboost.autodiff.portable.registry import register
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import constant, is_standard
 
-__all__ = ["root_slope", "slope"]
+__all__ = ["of_root", "slope"]
 
 _Slope: TypeAlias = Callable[[Backward, Term, Term, Term], Term]
 
@@ -77,13 +77,17 @@ def _by_table(b: Backward, g: Term, x: Term, y: Term) -> Term:
 
 
 @slope("Sqrt")
-def root_slope(b: Backward, g: Term, x: Term, y: Term) -> Term:
-    """`y = sqrt(x)`: `g / (2 y)`; of a sum of squares 0 where `y = 0`, as for ReduceL2.
+def _sqrt(b: Backward, g: Term, x: Term, y: Term) -> Term:
+    """`y = sqrt(x)`: `g / (2 y)`; of a sum of squares 0 where `y = 0`, as for ReduceL2."""
+    return of_root(b, y, g * 0.5 / y)
+
+
+def of_root(b: Backward, y: Term, found: Term) -> Term:
+    """The gradient of a root, but 0 where that of a sum of squares is 0.
 
     A standard deviation without an epsilon is 0 where a channel is constant, for example after a
     Relu: there the gradient of ``torch.std`` is 0, and `0 / 0` would skip every step.
     """
-    found = g * 0.5 / y
     if not _sums_squares(b.input(0), b.active):
         return found
     return y.call("Equal", 0.0).where(0.0, found)

@@ -109,6 +109,23 @@ def test_ties_share_evenly(op_type):
     np.testing.assert_array_equal(alone["a_grad"], [1, 1])
 
 
+@pytest.mark.parametrize(
+    ("bound", "ratio", "slopes"),
+    [
+        ("float c = {1.0}", "Div(two, y)", [-1, -0.5]),
+        ("float[2] c = {1.0, 1.0}", "Div(two, y)", [-1, -0.5]),
+        ("float[2] c = {0.0, 2.0}", "Div(y, two)", [0.5, 0.25]),
+    ],
+)
+def test_a_tie_is_shared_where_the_next_slope_is_finite(bound, ratio, slopes):
+    """As ``torch.maximum``: a divisor that starts at its bound is trained."""
+    model = graph(f"""g (float[2] a) => (float loss) <{bound}, float two = {{2.0}}> {{
+        y = Max(a, c) z = {ratio} loss = ReduceSum<keepdims = 0>(z) }}""")
+    feeds = {"a": np.array([1, 2], np.float32)}
+    found = run(differentiate(model, "loss", ["a"], "portable"), feeds)
+    np.testing.assert_array_equal(found["a_grad"], slopes)
+
+
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
 @pytest.mark.parametrize("fixed", [True, False])
 def test_powers(exponent, fixed):
@@ -167,13 +184,19 @@ def test_no_gradient_where_none_is_wanted():
 @pytest.mark.parametrize("square", ["Mul(d, d)", "Pow(d, two)"])
 @pytest.mark.parametrize(
     ("scaled", "root"),
-    [("Mul(q, c)", "Sqrt(v)"), ("Mul(c, q)", "Pow(v, half)"), ("Div(q, c)", "Sqrt(v)")],
+    [
+        ("Mul(q, c)", "Sqrt(v)"),
+        ("Mul(c, q)", "Pow(v, half)"),
+        ("Div(q, c)", "Sqrt(v)"),
+        ("Mul(q, c)", "Pow(v, cdist)"),
+    ],
 )
 def test_a_deviation_of_zero_passes_no_gradient(square, scaled, root):
     """As ``torch.std`` of a channel that is constant: 0, not 0 / 0."""
     model = graph(
         f"""g (float[2,3] x) => (float loss)
-        <float two = {{2.0}}, float half = {{0.5}}, float[1] c = {{1.5}}, int64[1] ax = {{1}}> {{
+        <float two = {{2.0}}, float half = {{0.5}}, float[1] cdist = {{0.49999976}},
+         float[1] c = {{1.5}}, int64[1] ax = {{1}}> {{
         m = ReduceMean(x, ax) d = Sub(x, m) s = {square} q = ReduceMean(s, ax) u = {scaled}
         v = Squeeze(u) y = {root} loss = ReduceSum<keepdims = 0>(y) }}"""
     )
