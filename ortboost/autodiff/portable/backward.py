@@ -7,6 +7,7 @@ differentiate. A gradient has the shape and dtype of its tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_broadcast_axes
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, known_shape, scalar
+from ortboost.graph.query import is_standard, known_shape, scalar, source_before
 from ortboost.graph.rewriting import Refusal, Site
 from ortboost.graph.shapes.symbolic_shapes import is_cut
 
@@ -113,7 +114,7 @@ class Backward(Site):
     @property
     def before_infinite_slope(self) -> bool:
         """Whether a function with an infinite slope somewhere reads the output."""
-        return _read_by_steep(self.output())
+        return _read_by_steep(self.output()) or _hides_infinity(self.node)
 
     def contribute(self, value: ir.Value, gradient: ir.Value) -> None:
         """Add the gradient of a value that only a subgraph of the node reads."""
@@ -188,3 +189,16 @@ def _steep(node: ir.Node, index: int) -> bool:
         exponent = scalar(node.inputs[1])
         return index == 0 and (exponent is None or exponent < 1)
     return is_standard(node, *_STEEP)
+
+
+def _hides_infinity(node: ir.Node) -> bool:
+    """Whether a node masks with infinity what other functions than Softmax read.
+
+    A row that is masked as a whole has the gradient NaN in them, and in a Softmax only if
+    :mod:`ortboost.autodiff.masked_rows` does not find what hides its NaN.
+    """
+    if not is_standard(node, "Where"):
+        return False
+    filled = (scalar(source_before(value, "CastLike")) for value in node.inputs[1:])
+    readers = (use.node for use in node.outputs[0].uses())
+    return -math.inf in filled and not all(is_standard(reader, "Softmax") for reader in readers)

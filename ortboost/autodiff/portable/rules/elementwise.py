@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.functions import root_slope
+from ortboost.autodiff.portable.rules.functions import zero_at_zero
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import scalar
 
@@ -106,7 +106,7 @@ def extremum(b: Backward) -> Gradients:
 
 @register("Pow")
 def pow_(b: Backward) -> Gradients:
-    """`y = a^p`: `ga = g p a^(p-1)`, 0 where `p = 0`; `gp = g y log(a)`, 0 where `a = 0 <= p`.
+    """`y = a^p`: `ga = g p a^(p-1)`, 0 where `p = 0`, or at a norm of 0; `gp = g y log(a)`, 0 where `a = 0 <= p`.
 
     Constant scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`, `0: 0`.
     """
@@ -116,14 +116,14 @@ def pow_(b: Backward) -> Gradients:
     grads: list[ir.Value | None] = [None, None]
     if b.needs_gradient(0):
         number = scalar(exponent)
-        if number == 0.5:
-            found = root_slope(b, g, base, y)
-        elif number is not None:
+        if number is not None:
             found = _constant_power(g, Term(b, base.value, shape), y, number)
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
             # 0^-1 is infinite, and its product with p = 0 is NaN.
             found = Term(b, power.call("Equal", 0.0).value, shape).where(0.0, g * slope)
+        if number is None or 0 < number < 1:
+            found = zero_at_zero(b, y, found)
         grads[0] = b.sum_to_shape(found.value, base.value)
     if b.needs_gradient(1):
         # 0^p does not change with p > 0, but log(0) is infinite.
@@ -141,6 +141,8 @@ def _constant_power(g: Term, base: Term, y: Term, p: float) -> Term:
         return g * (base * base * 3.0)
     if p == 1.0:
         return g
+    if p == 0.5:
+        return g * 0.5 / y
     if p == -1.0:
         return -(g * (y * y))
     if p == 0.0:  # 0 even where g is not finite
