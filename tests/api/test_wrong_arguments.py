@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from functools import partial
 from typing import Any
 

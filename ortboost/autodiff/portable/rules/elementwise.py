@@ -106,9 +106,9 @@ def extremum(b: Backward) -> Gradients:
 
 @register("Pow")
 def pow_(b: Backward) -> Gradients:
-    """`y = a^p`: `ga = g p a^(p-1)`, 0 where `p = 0`, or at a norm of 0; `gp = g y log(a)`, 0 where `a = 0 <= p`.
+    """`y = a^p`: `ga = g p a^(p-1)`, 0 if `p = 0` or a norm is 0; `gp = g y log(a)`, 0 if `a = 0`.
 
-    Constant scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`, `0: 0`.
+    The second is 0 only for `p >= 0`. Scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`.
     """
     shape, exponent = b.output().shape, b.input(1)
     g, y = (Term(b, value, shape) for value in (b.gradient(), b.output()))
