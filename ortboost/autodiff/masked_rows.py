@@ -21,11 +21,13 @@ from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["finite_masked_rows"]
 
+_COPIES = ("CastLike", "Expand")  # zeros_like, and numbers of torch's dynamo exporter
+
 
 @rewrites("Where", what="rows that are masked as a whole get no gradient")
 def finite_masked_rows(site: Site) -> list[ir.Value | None] | None:
     """Rewrite the attentions of a model that is not differentiated yet, in place."""
-    masked, otherwise = site.input(0), constant(source_before(site.input(1), "CastLike"))
+    masked, otherwise = site.input(0), constant(source_before(site.input(1), *_COPIES))
     result = site.input(2)
     cast = producer_of(result, "Cast")  # one: of several, each may round
     probabilities = result if cast is None else cast.inputs[0]
@@ -54,7 +56,7 @@ def finite_masked_rows(site: Site) -> list[ir.Value | None] | None:
 
 def _filled(earlier: ir.Node | None, masked: ir.Value) -> bool:
     """Whether a node gives -inf to the same elements that are replaced by 0 later."""
-    if earlier is None or scalar(earlier.inputs[1]) != -math.inf:
+    if earlier is None or scalar(source_before(earlier.inputs[1], *_COPIES)) != -math.inf:
         return False
     return source_before(earlier.inputs[0], "Cast") is source_before(masked, "Cast")
 

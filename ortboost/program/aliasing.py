@@ -73,8 +73,9 @@ def _run_before(node: ir.Node) -> set[ir.Node]:
     """The nodes of its graph that must run before a node starts."""
 
     def past(other: ir.Node) -> bool:
-        # A runtime folds Shape of a known length: the node before it may then run at any time.
-        return other.graph is node.graph and not is_standard(other, "Shape", "Size")
+        # A runtime folds Shape of a known length, and CastLike of a constant, which needs only the
+        # type of the other input: the node before it may then run at any time.
+        return other.graph is node.graph and not is_standard(other, "Shape", "Size", "CastLike")
 
     found = ancestors(values_read(node), past)
     return {other for other in found if other.graph is node.graph}

@@ -22,6 +22,8 @@ MASKED = {
         f = Where(n, lowest, m)  p = Softmax<axis = {axis}>(f)""",
     "elements": """n = Equal(mask, lowest)
         f = Where(n, lowest, s)  p = Softmax<axis = {axis}>(f)""",
+    "typed": """n = Equal(mask, lowest)  i = CastLike(lowest, s)
+        f = Where(n, i, s)  p = Softmax<axis = {axis}>(f)""",
     "cast": """d = Cast<to = 11>(m)  e = Softmax<axis = {axis}>(d)
         p = Cast<to = 1>(e)  n = IsNaN(p)""",
 }
@@ -43,7 +45,9 @@ def test_a_row_that_is_masked_as_a_whole_gets_no_gradient(engine, axis, form):
           one = Constant<value_float = 1.0>()  o = Constant<value_float = 0.0>()
           less = Neg(one)  lowest = Div(less, o)
           s = MatMul(x, w)  m = Add(s, mask)
-          {MASKED[form].format(axis=axis)}  y = Where(n, zero, p) }}""",
+          {MASKED[form].format(axis=axis)}
+          size = Shape(p)  t = CastLike(zero, p)  zeros = Expand(t, size)
+          y = Where(n, {"zeros" if form == "typed" else "zero"}, p) }}""",
         w=w,
     )
     mask = np.zeros((2, 3, 4), np.float32)

@@ -153,6 +153,12 @@ def test_a_reader_of_which_only_a_length_is_needed_may_run_late(length):
     assert in_place_states(*planted("u = Add(w, w) k = Identity(u)", needed)) == {"w", "v"}
 
 
+def test_a_reader_of_which_only_the_type_is_needed_may_run_late():
+    """A runtime folds the CastLike, as it may for ``torch.lerp`` of the dynamo exporter."""
+    outside = "u = Add(w, w) o = Constant<value_float = 1.0>() k = CastLike(o, u)"
+    assert in_place_states(*planted(outside, "d = Mul(g, k) n = Sub(w, d)")) == {"v"}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_loss_that_adds_a_parameter_reads_it_before_the_update(engine):
     """The weights of several losses, learned: ``(exp(-v) * losses + v).sum()``."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.functions import of_root
+from ortboost.autodiff.portable.rules.functions import zero_at_zero
 from ortboost.graph.formulas import Term
 from ortboost.graph.query import scalar
 
@@ -97,9 +97,9 @@ def extremum(b: Backward) -> Gradients:
 
 @register("Pow")
 def pow_(b: Backward) -> Gradients:
-    """`y = a^p`: `ga = g p a^(p-1)`, 0 where `p = 0`; `gp = g y log(a)`, 0 where `a = 0 <= p`.
+    """`y = a^p`: `ga = g p a^(p-1)`, 0 if `p = 0` or a norm is 0; `gp = g y log(a)`, 0 if `a = 0`.
 
-    Constant scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`, `0: 0`.
+    The second is 0 only for `p >= 0`. Scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`.
     """
     shape, exponent = b.output().shape, b.input(1)
     g, y = (Term(b, value, shape) for value in (b.gradient(), b.output()))
@@ -109,12 +109,13 @@ def pow_(b: Backward) -> Gradients:
         number = scalar(exponent)
         if number is not None:
             found = _constant_power(g, Term(b, base.value, shape), y, number)
-            # TorchScript writes 0.49999976 for the root in cdist and pairwise_distance.
-            found = of_root(b, y, found) if 0.0 < number < 1.0 else found
         else:
             slope = Term(b, base.value, shape).call("Pow", power - 1.0) * power
             # 0^-1 is infinite, and its product with p = 0 is NaN.
             found = Term(b, power.call("Equal", 0.0).value, shape).where(0.0, g * slope)
+        # TorchScript writes 0.49999976 for the root in cdist and pairwise_distance.
+        if number is None or 0 < number < 1:
+            found = zero_at_zero(b, y, found)
         grads[0] = b.sum_to_shape(found.value, base.value)
     if b.needs_gradient(1):
         # 0^p does not change with p > 0, but log(0) is infinite.

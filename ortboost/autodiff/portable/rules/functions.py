@@ -13,9 +13,9 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import constant, is_standard
+from ortboost.graph.query import constant, is_standard, producer_of
 
-__all__ = ["of_root", "slope"]
+__all__ = ["slope", "zero_at_zero"]
 
 _Slope: TypeAlias = Callable[[Backward, Term, Term, Term], Term]
 
@@ -64,10 +64,8 @@ _SLOPES: Final[Mapping[str, Callable[[Term, Term, Term], Term]]] = {
     "Atanh": lambda g, x, y: g / (1 - x * x),
 }
 
-_SCALED: Final = {"Mul": ([0], [1]), "Div": ([0],)} | dict.fromkeys(
-    ("Cast", "Reshape", "Squeeze", "Unsqueeze"), ([0],)
-)
-"""Operator to the possible places of its only input with a gradient; others only scale it."""
+_SCALES: Final = ("Abs", "Cast", "Div", "Expand", "Relu", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators that only scale or copy a sum of powers, if no other input has a gradient."""
 
 
 @slope(*_SLOPES)
@@ -77,41 +75,48 @@ def _by_table(b: Backward, g: Term, x: Term, y: Term) -> Term:
 
 
 @slope("Sqrt")
-def _sqrt(b: Backward, g: Term, x: Term, y: Term) -> Term:
+def _root(b: Backward, g: Term, x: Term, y: Term) -> Term:
     """`y = sqrt(x)`: `g / (2 y)`; of a sum of squares 0 where `y = 0`, as for ReduceL2."""
-    return of_root(b, y, g * 0.5 / y)
+    return zero_at_zero(b, y, g * 0.5 / y)
 
 
-def of_root(b: Backward, y: Term, found: Term) -> Term:
-    """The gradient of a root, but 0 where that of a sum of squares is 0.
+def zero_at_zero(b: Backward, y: Term, found: Term) -> Term:
+    """The gradient of a root; 0 where the root of a sum of squares, or other powers, is 0.
 
     A standard deviation without an epsilon is 0 where a channel is constant, for example after a
     Relu: there the gradient of ``torch.std`` is 0, and `0 / 0` would skip every step.
     """
-    if not _sums_squares(b.input(0), b.active):
+    if not _sums_powers(b.input(0), b.active):
         return found
     return y.call("Equal", 0.0).where(0.0, found)
 
 
-def _sums_squares(value: ir.Value, active: Collection[str]) -> bool:
-    """Whether a value is a sum or mean of squares, times factors without a gradient."""
-    while (node := value.producer()) is not None and is_standard(node):
-        if node.op_type == "ReduceSumSquare":
-            return True
-        if node.op_type in ("ReduceMean", "ReduceSum"):
-            return _is_square(node.inputs[0])
-        places = [i for i, v in enumerate(node.inputs) if v is not None and v.name in active]
-        if places not in _SCALED.get(node.op_type, ()):
-            return False
-        value = node.inputs[places[0]] or value
+def _sums_powers(value: ir.Value | None, active: Collection[str]) -> bool:
+    """Whether a value is a sum or mean of even powers, or powers of absolute values, or a product.
+
+    Where such a sum is 0, all its terms and their slopes are 0. Factors without a gradient do not
+    matter.
+    """
+    node = value.producer() if value is not None else None
+    if node is None or not is_standard(node):
+        return False
+    if node.op_type == "ReduceSumSquare":
+        return True
+    if node.op_type in ("AveragePool", "ReduceMean", "ReduceSum"):
+        return _is_power(node.inputs[0])
+    places = [i for i, v in enumerate(node.inputs) if v is not None and v.name in active]
+    if node.op_type == "Mul" or (node.op_type in _SCALES and places == [0]):
+        return bool(places) and all(_sums_powers(node.inputs[i], active) for i in places)
     return False
 
 
-def _is_square(value: ir.Value | None) -> bool:
+def _is_power(value: ir.Value | None) -> bool:
     node = value.producer() if value is not None else None
     if node is None or not is_standard(node):
         return False
     if node.op_type == "Mul":
         return node.inputs[0] is node.inputs[1]
     exponent = constant(node.inputs[1]) if node.op_type == "Pow" else None
-    return exponent is not None and bool(np.all(exponent == 2))
+    if exponent is None or not np.all(exponent > 1):
+        return False
+    return producer_of(node.inputs[0], "Abs", "Relu") is not None or bool(np.all(exponent % 2 == 0))

@@ -209,6 +209,46 @@ def test_a_deviation_of_zero_passes_no_gradient(square, scaled, root):
 
 
 @pytest.mark.parametrize(
+    "norm",
+    [
+        "p = Pow(a, three) u = ReduceSum<keepdims = 0>(p, ax) y = Pow(u, third)",
+        "p = Pow(a, three) u = ReduceSum<keepdims = 0>(p, ax) e = Div(one, three) y = Pow(u, e)",
+        """p = Mul(x, x) q = AveragePool<kernel_shape = [3]>(p) i = Abs(q) j = Relu(i)
+        u = Mul(three, j) y = Sqrt(u)""",
+        """p = Mul(x, x) q = ReduceSum(p, ax) v = Expand(q, rows) r = ReduceSum(p, ax)
+        u = Mul(v, r) w = Sqrt(u) y = Max(w, tiny)""",
+    ],
+)
+def test_other_norms_of_zero_pass_no_gradient(norm):
+    """`torch.norm` with `p=3`, its LPPool, and the cosine similarity that TorchScript writes."""
+    model = graph(
+        f"""g (float[1,2,3] x) => (float loss) <float one = {{1.0}}, float three = {{3.0}},
+        float third = {{0.33333334}}, float tiny = {{0.00000001}}, int64[1] ax = {{2}},
+        int64[1] rows = {{1}}> {{ a = Abs(x) {norm} loss = ReduceSum<keepdims = 0>(y) }}"""
+    )
+    feeds = {"x": np.array([[[1, 2, 4], [0, 0, 0]]], np.float32)}
+    found = run(differentiate(model, "loss", ["x"], "portable"), feeds)["x_grad"]
+    assert np.isfinite(found).all()
+    assert (found[0, 0] > 0).all()
+    np.testing.assert_array_equal(found[0, 1], 0)
+
+
+@pytest.mark.parametrize("read", ["LogSoftmax(m)", "ReduceLogSumExp(m, ax)"])
+def test_a_row_masked_with_infinity_passes_no_gradient(read):
+    """As in torch, where ``masked_fill`` or ``where`` hides its NaN or -inf later."""
+    model = graph(
+        f"""g (float[2,2] x) => (float loss) <bool[2,2] k = {{1, 1, 0, 0}}, float zero = {{0.0}},
+        float low = {{-inf}}, int64[1] ax = {{1}}> {{ l = CastLike(low, x) m = Where(k, l, x)
+        h = {read} y = Where(k, zero, h) loss = ReduceSum<keepdims = 0>(y) }}"""
+    )
+    feeds = {"x": np.array([[1, 2], [0, np.log(3)]], np.float32)}
+    found = run(differentiate(model, "loss", ["x"], "portable"), feeds)["x_grad"]
+    expected = [0.5, 1.5] if "Sum" in read else [0.5, -0.5]
+    np.testing.assert_allclose(found[1], expected, rtol=1e-6)
+    np.testing.assert_array_equal(found[0], 0)
+
+
+@pytest.mark.parametrize(
     "inside", ["Mul(x, x)", "ReduceSum(x)", "ReduceSum(c)", "ReduceSum(p3)", "Mul(k, x)"]
 )
 def test_another_root_of_zero_is_infinitely_steep(inside):
