@@ -69,6 +69,14 @@ def test_every_fifth_of_many_cases_of_a_kind_runs_with_onnxruntime_training():
     assert some.count("::test_a_group_normalization_of_unknown_channels[") == 2
 
 
+def test_five_values_of_a_kind_have_their_turn_too():
+    found = suite(
+        "--collect-only", "--runtime-only", "tests/autodiff/portable/rules/test_reductions.py"
+    )
+    for operator in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum"):
+        assert f"-Reduce{operator}]" in found
+
+
 def test_what_is_left_when_the_time_is_over_is_skipped_and_told():
     found = suite("--budget", "0", "tests/core/test_report.py")
     assert "the 0 seconds are over" in found
