@@ -12,10 +12,10 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.refused import REFUSED
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import constant, input_at, known_shape, producer_of, source_before
+from ortboost.graph.query import known_shape, producer_of, source_before
 from ortboost.graph.reach import STOP_MARK
 from ortboost.graph.rewriting import Refusal, Site
-from ortboost.graph.weights.fake_quantization import integer_range, is_fake_quantizer
+from ortboost.graph.weights.fake_quantization import integer_range, is_fake_quantizer, settings
 
 __all__ = ["straight_through"]
 
@@ -49,9 +49,9 @@ def _stopped(site: Site, value: ir.Value) -> ir.Value:
 
 def _settings(quantizer: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray]:
     """Scale and zero point, in a shape that broadcasts to ``x``."""
-    scale, zero = constant(quantizer.inputs[1]), constant(input_at(quantizer, 2))
-    assert scale is not None  # otherwise it is not a fake quantizer
-    zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64)
+    found = settings(quantizer)
+    assert found is not None  # otherwise it is not a fake quantizer
+    scale, zero = found
     if scale.size == 1:
         return scale.reshape(()), zero.reshape(())
     shape, axis = known_shape(x), quantizer.attributes.get_int("axis", 1)

@@ -13,9 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import constant, input_at, is_standard, producer_of
+from ortboost.graph.query import constant, input_at, is_standard, producer_of, source_before
 
-__all__ = ["integer_range", "is_fake_quantizer", "passes_integers"]
+__all__ = ["integer_range", "is_fake_quantizer", "passes_integers", "settings"]
 
 
 def is_fake_quantizer(node: ir.Node) -> bool:
@@ -72,16 +72,19 @@ def _is_inverse(node: ir.Node, quantizer: ir.Node) -> bool:
     for key, default in (("axis", 1), ("block_size", 0)):
         if node.attributes.get_int(key, default) != quantizer.attributes.get_int(key, default):
             return False
-    one, other = _settings(node), _settings(quantizer)
+    one, other = settings(node), settings(quantizer)
     if one is None or other is None:
         return False
     (scale, zero), (wanted, origin) = one, other
     return np.array_equal(scale, wanted) and bool(np.all(zero == origin))
 
 
-def _settings(node: ir.Node) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-    """Scale and zero point; ``None`` if they are not constants."""
-    scale, zero = constant(input_at(node, 1)), constant(input_at(node, 2))
+def settings(node: ir.Node) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Scale and zero point of a quantizer; ``None`` if they are not constants.
+
+    Without constant folding, torch casts those of each channel, which are buffers.
+    """
+    scale, zero = (constant(source_before(input_at(node, i), "Cast")) for i in (1, 2))
     if scale is None or (zero is None and input_at(node, 2) is not None):
         return None
     return scale, np.zeros((), np.int64) if zero is None else zero.astype(np.int64)

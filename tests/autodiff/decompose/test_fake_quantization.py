@@ -47,6 +47,22 @@ def test_straight_through(case, engine):
     np.testing.assert_allclose(found["x_grad"], C * inside, rtol=1e-6)
 
 
+def test_settings_of_each_channel_that_torch_casts():
+    """`fake_quantize_per_channel_affine` in a file of TorchScript without constant folding."""
+    settings = "s = Cast<to = 1>(scales) z = Cast<to = 3>(zeros)"
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,3] w, float[3] scales, int32[3] zeros) => (float[N,3] y) {{
+        {settings} q = QuantizeLinear<axis = 1>(w, s, z)
+        d = DequantizeLinear<axis = 1>(q, s, z) y = MatMul(x, d) }}""",
+        w=weights(4, 3),
+        scales=np.array([0.01, 0.02, 0.03], np.float32),
+        zeros=np.zeros(3, np.int32),
+    )
+    program = build_program(model, ProgramConfig(engine="portable"))
+    assert [e.name for e in program.catalogue.state if e.kind == "parameter" and e.next] == ["w"]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fewer_bits_are_a_clip_of_the_integers(engine):
     """Four bits, as Brevitas writes them; the program keeps the nodes for evaluation."""
