@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import constant, producer_of, source_before
+from ortboost.graph.query import constant, known_shape, producer_of, source_before
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["write_out_log_sigmoids"]
@@ -35,15 +35,13 @@ def write_out_log_sigmoids(site: Site) -> list[ir.Value | None] | None:
 def _complement(value: ir.Value) -> ir.Value | None:
     """What a value is 1 minus, also as `(-s) + 1`, as the dynamo exporter writes `log1p(-s)`."""
     difference, total = producer_of(value, "Sub"), producer_of(value, "Add")
-    if difference is not None and _is_one(difference.inputs[0]):
-        return difference.inputs[1]
-    negative = producer_of(total.inputs[0], "Neg") if total is not None else None
-    if total is None or negative is None or not _is_one(total.inputs[1]):
+    if difference is not None:
+        one, subtracted = difference.inputs
+    elif total is not None and (negative := producer_of(total.inputs[0], "Neg")) is not None:
+        one, subtracted = total.inputs[1], negative.inputs[0]
+    else:
         return None
-    return negative.inputs[0]
-
-
-def _is_one(value: ir.Value | None) -> bool:
-    """Whether a value is the number 1, which adds no axes to what it is broadcast with."""
-    array = constant(source_before(value, "CastLike"), limit=1)
-    return array is not None and array.ndim < 2 and bool((array == 1).all())
+    array = constant(source_before(one, "CastLike"), limit=1)
+    rank = len(known_shape(subtracted) or ())  # 1 must not add axes
+    is_one = array is not None and array.tolist() in (1, [1]) and array.ndim <= rank
+    return subtracted if is_one else None

@@ -32,6 +32,8 @@ __all__ = ["PASS_THROUGH", "DenseLayer", "find_head", "new_head"]
 
 PASS_THROUGH = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
 """Operators between the last layer and an output."""
+_MOVING = ("Flatten", "Reshape", "Resize", "Transpose")
+"""Operators that may mix the channels of a convolution with other axes."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
     Raises:
         UsageError: ``size`` is not positive or too large, or the output does not exist.
         ModelError: No such layer was found, its weight is shared with another node, or a Reshape
-            after it has a fixed number of outputs.
+            after it has a fixed number of outputs, or may move the channels of a convolution.
     """
     if size < 1:
         raise UsageError(
@@ -166,6 +168,13 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
 def _check_readers(model: ir.Model, head: DenseLayer, size: int) -> None:
     """Refuse nodes after the head that do not take another number of outputs."""
     for node in descendants(model.graph, head.node.outputs):
+        if head.axis == 1 and node.op_type in _MOVING:
+            raise ModelError(
+                f"The head cannot be replaced: the channels of this convolution are read by a "
+                f"{node.op_type}, which may be for their number only.",
+                where=f"{source_name(model)}: node '{node.name}'",
+                fix="Export the model without this node.",
+            )
         sizes = constant(input_at(node, 1)) if is_standard(node, "Reshape") else None
         if sizes is not None and any(n not in (-1, 0, size) for n in sizes[head.axis :][:1]):
             raise ModelError(

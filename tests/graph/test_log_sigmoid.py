@@ -5,6 +5,7 @@ import pytest
 
 from ortboost.graph.log_sigmoid import write_out_log_sigmoids
 from ortboost.graph.query import count_operators
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
@@ -45,6 +46,16 @@ def test_another_sum_with_a_sigmoid_is_no_complement(other):
         net (float[N,1] x) => (float[N,1] y) <float one = {{1.0}}, float two = {{2.0}}> {{
         s = Sigmoid(x) n = Neg(s) r = {other} y = Log(r) }}""")
     assert not write_out_log_sigmoids(model).modified
+
+
+@pytest.mark.parametrize(("rank", "rewritten"), [(0, False), (1, True)])
+def test_a_one_with_an_axis_of_its_own(rank, rewritten):
+    """The result keeps the shape [1], which a number does not have."""
+    model = text_model(f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[{"3" * rank}] x) => (float[q] y) <float[1] one = {{1.0}}> {{
+        s = Sigmoid(x) r = Sub(one, s) y = Log(r) }}""")
+    infer_shapes(model)
+    assert write_out_log_sigmoids(model).modified == rewritten
 
 
 @pytest.mark.parametrize("complement", ["r = Sub(one, s)", "n = Neg(s) r = Add(n, one)"])
