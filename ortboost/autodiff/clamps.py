@@ -57,12 +57,18 @@ def _bounds(site: Site) -> list[tuple[str, ir.Value]]:
 
 def has_steep_reader(value: ir.Value, at: NDArray[Any] | None = None) -> bool:
     """Whether a function with an infinite slope, at these values if given, reads a value."""
-    return any(_steep(node, index, at) for node, index in value.uses())
+    waiting, seen = [value], {value}
+    while waiting:  # no recursion: a recurrent layer with a mask is a long chain of Where
+        for node, index in waiting.pop().uses():
+            if is_standard(node, *_PASSING) or (is_standard(node, "Where") and index):
+                waiting += {node.outputs[0]} - seen
+                seen.add(node.outputs[0])
+            elif _steep(node, index, at):
+                return True
+    return False
 
 
 def _steep(node: ir.Node, index: int, at: NDArray[Any] | None) -> bool:
-    if is_standard(node, *_PASSING) or (is_standard(node, "Where") and index):
-        return has_steep_reader(node.outputs[0], at)
     place = _STEEP.get(node.op_type, 0)
     if not is_standard(node) or (at is not None and not (abs(at) == place).any()):
         return False

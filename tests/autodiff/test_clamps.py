@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.autodiff.clamps import clamps_by_selection
+from ortboost.autodiff.clamps import clamps_by_selection, has_steep_reader
 from ortboost.autodiff.engine import differentiate
 from tests.autodiff.oracle import graph
 from tests.support import ENGINES, run
@@ -66,3 +66,12 @@ def test_another_clamp_stays_as_it_is():
         y = Relu(x) e = Exp(y) z = Div(y, e) u = Max(x, c) v = Sqrt(u)
         a = Clip(x, small) w = Log(a) }""")
     assert not clamps_by_selection(model).modified
+
+
+def test_long_chains_of_masks():
+    """A recurrent layer that is written out, with lengths: each step keeps some of the states."""
+    steps = "".join(f"c{i} = Clip(h{i}, one) h{i + 1} = Where(m, c{i}, h{i})\n" for i in range(400))
+    model = graph(f"""g (float[2] x) => (float[2] y) <float one = {{1.0}}> {{
+        m = Greater(x, one) h0 = Identity(x) {steps} y = Sqrt(h400) z = Relu(x) }}""")
+    assert not has_steep_reader(model.graph.inputs[0], np.array(1.0))
+    assert has_steep_reader(model.graph.node("h0/Identity").outputs[0])
