@@ -21,8 +21,8 @@ __all__ = ["ARGUMENTS", "ONLY_OPTIONS", "in_python"]
 _SAME_NAME: Final = (  # except for hyphens
     "around atol augment batch-size before check-sync checkpoint checkpoint-every checkpoints "
     "components data debug-overflow device early-stop exchange-dtype graph ignore-index images "
-    "keep max-drop max-nodes min-sqnr opset out precision rtol segments target timeout update-bn "
-    "val-split validate-every verify"
+    "keep max-drop max-nodes min-sqnr opset out precision rtol segments split target timeout "
+    "update-bn val-split validate-every verify"
 )
 ARGUMENTS: Final[Mapping[str, str]] = {
     **{name: name.replace("-", "_") for name in _SAME_NAME.split()},
