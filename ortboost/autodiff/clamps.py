@@ -23,7 +23,11 @@ __all__ = ["clamps_by_selection", "has_steep_reader"]
 
 _STEEP = {"Acos": 1, "Acosh": 1, "Asin": 1, "Atanh": 1, "Log": 0, "Reciprocal": 0, "Sqrt": 0}
 """Functions to the absolute value at which their slope is infinite."""
-_PASSING = ("Cast", "Clip", "Max", "Min")  # a clamp may be two nodes
+_PASSING = frozenset(
+    "Cast Clip Concat Expand Flatten Gather Max Min Mul Reshape Slice Split Squeeze Transpose "
+    "Unsqueeze".split()
+)
+"""Operators of which a bound comes out as it is, or where 0 stays 0; a clamp may be two nodes."""
 
 
 @rewrites("Clip", "Max", "Min", "Relu", what="a bound with an infinite slope has no gradient")
@@ -60,12 +64,18 @@ def has_steep_reader(value: ir.Value, at: NDArray[Any] | None = None) -> bool:
     waiting, seen = [value], {value}
     while waiting:  # no recursion: a recurrent layer with a mask is a long chain of Where
         for node, index in waiting.pop().uses():
-            if is_standard(node, *_PASSING) or (is_standard(node, "Where") and index):
-                waiting += {node.outputs[0]} - seen
-                seen.add(node.outputs[0])
+            if _passes(node, index):
+                waiting += [v for v in node.outputs if v not in seen]
+                seen.update(node.outputs)
             elif _steep(node, index, at):
                 return True
     return False
+
+
+def _passes(node: ir.Node, index: int) -> bool:
+    if is_standard(node, "Div", "Where"):
+        return index == 0 if node.op_type == "Div" else index > 0
+    return is_standard(node, *_PASSING)
 
 
 def _steep(node: ir.Node, index: int, at: NDArray[Any] | None) -> bool:

@@ -68,6 +68,25 @@ def test_another_clamp_stays_as_it_is():
     assert not clamps_by_selection(model).modified
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "between",
+    [
+        *("Reshape(c, shape)", "Unsqueeze(c, axis)", "Mul(four, c)", "Div(c, four)"),
+        *("Concat<axis = 0>(c, one)", "Slice(c, axis, shape)"),
+    ],
+)
+@pytest.mark.parametrize("clamp", ["Relu(x)", "Max(x, zero)"])
+def test_other_operators_between_a_bound_and_an_infinite_slope(clamp, between, engine):
+    model = graph(f"""g (float[3] x) => (float loss) <float zero = {{0.0}}, float[1] one = {{1.0}},
+        float four = {{4.0}}, int64[1] shape = {{3}}, int64[1] axis = {{0}}> {{
+        c = {clamp} y = {between} z = Sqrt(y) loss = ReduceSum<keepdims = 0>(z) }}""")
+    feeds = {"x": np.array([-1, 0, 4], np.float32)}
+    found = run(differentiate(model, "loss", ["x"], engine), feeds)["x_grad"]
+    slope = {"Mul": 0.5, "Div": 0.125}.get(between[:3], 0.25)
+    np.testing.assert_allclose(found, [0, 0, slope], rtol=1e-6)
+
+
 def test_long_chains_of_masks():
     """A recurrent layer that is written out, with lengths: each step keeps some of the states."""
     steps = "".join(f"c{i} = Clip(h{i}, one) h{i + 1} = Where(m, c{i}, h{i})\n" for i in range(400))
