@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import constant, is_standard, scalar
+from ortboost.graph.query import FLOAT_TYPES, constant, is_standard, scalar
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["clamps_by_selection", "has_steep_reader"]
@@ -24,8 +24,8 @@ __all__ = ["clamps_by_selection", "has_steep_reader"]
 _STEEP = {"Acos": 1, "Acosh": 1, "Asin": 1, "Atanh": 1, "Log": 0, "Reciprocal": 0, "Sqrt": 0}
 """Functions to the absolute value at which their slope is infinite."""
 _PASSING = frozenset(
-    "Cast Clip Concat Expand Flatten Gather Max Min Mul Reshape Slice Split Squeeze Transpose "
-    "Unsqueeze".split()
+    "Abs Cast Clip Concat Expand Flatten Gather Max Min Mul Neg Reshape Slice Split Squeeze "
+    "Transpose Unsqueeze".split()
 )
 """Operators of which a bound comes out as it is, or where 0 stays 0; a clamp may be two nodes."""
 
@@ -33,6 +33,8 @@ _PASSING = frozenset(
 @rewrites("Clip", "Max", "Min", "Relu", what="a bound with an infinite slope has no gradient")
 def clamps_by_selection(site: Site) -> list[ir.Value | None] | None:
     """Rewrite the clamps of a model that is not differentiated yet, in place."""
+    if site.dtype not in FLOAT_TYPES:  # no gradient, and often no kernel of Where
+        return None
     bounds = _bounds(site)
     output = site.node.outputs[0]
     if not any(has_steep_reader(output, constant(bound)) for _, bound in bounds):

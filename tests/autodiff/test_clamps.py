@@ -62,9 +62,10 @@ def test_the_values_stay(bounded):
 
 def test_another_clamp_stays_as_it_is():
     model = graph("""g (float[N] x, float[N] c) => (float[N] z, float[N] v, float[N] w)
-        <float small = {0.01}> {
+        <float small = {0.01}, int16 none = {0}> {
         y = Relu(x) e = Exp(y) z = Div(y, e) u = Max(x, c) v = Sqrt(u)
-        a = Clip(x, small) w = Log(a) }""")
+        a = Clip(x, small) w = Log(a)
+        i = Cast<to = 5>(x) j = Max(i, none) f = Cast<to = 1>(j) k = Reciprocal(f) }""")
     assert not clamps_by_selection(model).modified
 
 
@@ -73,14 +74,14 @@ def test_another_clamp_stays_as_it_is():
     "between",
     [
         *("Reshape(c, shape)", "Unsqueeze(c, axis)", "Mul(four, c)", "Div(c, four)"),
-        *("Concat<axis = 0>(c, one)", "Slice(c, axis, shape)"),
+        *("Concat<axis = 0>(c, one)", "Slice(c, axis, shape)", "Abs(n)"),
     ],
 )
 @pytest.mark.parametrize("clamp", ["Relu(x)", "Max(x, zero)"])
 def test_other_operators_between_a_bound_and_an_infinite_slope(clamp, between, engine):
     model = graph(f"""g (float[3] x) => (float loss) <float zero = {{0.0}}, float[1] one = {{1.0}},
         float four = {{4.0}}, int64[1] shape = {{3}}, int64[1] axis = {{0}}> {{
-        c = {clamp} y = {between} z = Sqrt(y) loss = ReduceSum<keepdims = 0>(z) }}""")
+        c = {clamp} n = Neg(c) y = {between} z = Sqrt(y) loss = ReduceSum<keepdims = 0>(z) }}""")
     feeds = {"x": np.array([-1, 0, 4], np.float32)}
     found = run(differentiate(model, "loss", ["x"], engine), feeds)["x_grad"]
     slope = {"Mul": 0.5, "Div": 0.125}.get(between[:3], 0.25)
