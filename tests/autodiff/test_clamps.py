@@ -62,9 +62,10 @@ def test_the_values_stay(bounded):
 
 def test_another_clamp_stays_as_it_is():
     model = graph("""g (float[N] x, float[N] c) => (float[N] z, float[N] v, float[N] w)
-        <float small = {0.01}, int16 none = {0}> {
+        <float small = {0.01}, float zero = {0.0}, int16 none = {0}> {
         y = Relu(x) e = Exp(y) z = Div(y, e) u = Max(x, c) v = Sqrt(u)
         a = Clip(x, small) w = Log(a)
+        b = Max(x, c, zero) d = Sqrt(b)
         i = Cast<to = 5>(x) j = Max(i, none) f = Cast<to = 1>(j) k = Reciprocal(f) }""")
     assert not clamps_by_selection(model).modified
 

@@ -213,6 +213,7 @@ def test_a_deviation_of_zero_passes_no_gradient(square, scaled, root):
     [
         "p = Pow(a, three) u = ReduceSum<keepdims = 0>(p, ax) y = Pow(u, third)",
         "p = Pow(a, three) u = ReduceSum<keepdims = 0>(p, ax) e = Div(one, three) y = Pow(u, e)",
+        "b = Relu(x) p = Pow(b, three) u = ReduceSum<keepdims = 0>(p, ax) y = Pow(u, third)",
         """p = Mul(x, x) q = AveragePool<kernel_shape = [3]>(p) i = Abs(q) j = Relu(i)
         u = Mul(three, j) y = Sqrt(u)""",
         """p = Mul(x, x) q = ReduceSum(p, ax) v = Expand(q, rows) r = ReduceSum(p, ax)
@@ -249,13 +250,18 @@ def test_a_row_masked_with_infinity_passes_no_gradient(read):
 
 
 @pytest.mark.parametrize(
-    "inside", ["Mul(x, x)", "ReduceSum(x)", "ReduceSum(c)", "ReduceSum(p3)", "Mul(k, x)"]
+    "inside",
+    [
+        *("Mul(x, x)", "ReduceSum(x)", "ReduceSum(c)", "ReduceSum(p3)", "Mul(k, x)"),
+        *("ReduceSum(m)", "ReduceSum(p1)"),
+    ],
 )
 def test_another_root_of_zero_is_infinitely_steep(inside):
     """Also of a sum of squares times a value with a gradient, which has no limit at 0."""
     model = graph(
         f"""g (float[1] x) => (float loss) <float one = {{1.0}}, float three = {{3.0}}> {{
-        p = Mul(x, x) k = ReduceSum<keepdims = 0>(p) c = Pow(x, one) p3 = Pow(x, three) z = {inside}
+        p = Mul(x, x) k = ReduceSum<keepdims = 0>(p) c = Pow(x, one) p3 = Pow(x, three)
+        m = Mul(one, x) a = Abs(x) p1 = Pow(a, one) z = {inside}
         y = Sqrt(z) loss = ReduceSum<keepdims = 0>(y) }}"""
     )
     feeds = {"x": np.zeros(1, np.float32)}
