@@ -307,6 +307,7 @@ def test_a_convolution_is_a_head(bias, end):
         "h = Conv(x, w) s = Identity(h) t = Reshape(h, k)",
         "h = Conv(x, w) s = Identity(h) t = Reshape(h, m)",
         "h = Conv(x, w) s = Identity(h) t = Transpose(h)",
+        "h = Conv(x, w) s = Identity(h) t = Resize(h, , , z)",
         "h = Conv(x, w) s = Add(h, c)",
     ],
 )
@@ -314,12 +315,13 @@ def test_other_convolutions_are_none(body):
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
         net (float[batch,4,8,8] x, float[4,n,1,1] w,
-             int64[3] r, int64[3] k, int64[2] m, float[4,1,1] c) => (float[batch,p,q] s)
+             int64[3] r, int64[3] k, int64[2] m, int64[4] z, float[4,1,1] c) => (float[batch,p,q] s)
         {{ {body} }}""",
         w=weights(4, 2 if "group" in body else 4, 1, 1),
         r=np.array([0, -1, 64]),
         k=np.array([0, 4, -1]),
         m=np.array([256, -1]),
+        z=np.array([1, 4, 16, 16]),
         c=weights(4, 1, 1),
     )
     with pytest.raises(ModelError) as caught:
