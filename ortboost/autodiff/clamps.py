@@ -33,10 +33,11 @@ _PASSING = frozenset(
 @rewrites("Clip", "Max", "Min", "Relu", what="a bound with an infinite slope has no gradient")
 def clamps_by_selection(site: Site) -> list[ir.Value | None] | None:
     """Rewrite the clamps of a model that is not differentiated yet, in place."""
-    if site.dtype not in FLOAT_TYPES:  # no gradient, and often no kernel of Where
+    output = site.node.outputs[0]
+    # Integers have no gradient, and often no kernel of Where.
+    if site.dtype not in FLOAT_TYPES or not has_steep_reader(output):
         return None
     bounds = _bounds(site)
-    output = site.node.outputs[0]
     if not any(has_steep_reader(output, constant(bound)) for _, bound in bounds):
         return None
     x = site.input(0)
