@@ -32,7 +32,7 @@ _PASSING = frozenset(
 
 @rewrites("Clip", "Max", "Min", "Relu", what="a bound with an infinite slope has no gradient")
 def clamps_by_selection(site: Site) -> list[ir.Value | None] | None:
-    """Rewrite the clamps of a model that is not differentiated yet, in place."""
+    """Rewrite the clamps of a model that is not decomposed yet, in place."""
     output = site.node.outputs[0]
     # Integers have no gradient, and often no kernel of Where.
     if site.dtype not in FLOAT_TYPES or not has_steep_reader(output):

@@ -2,7 +2,8 @@
 
 There is one file per family; the docstring of a rule states its formula. A node is decomposed only
 if :meth:`~ortboost.autodiff.engine.Engine.gradient_support` of the engine rejects it and a gradient
-must flow through it.
+must flow through it. Before, clamps in front of an infinite slope are rewritten
+(:mod:`ortboost.autodiff.clamps`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from dataclasses import replace
 
 import onnx_ir as ir
 
+from ortboost.autodiff.clamps import clamps_by_selection
 from ortboost.autodiff.decompose.registry import DECOMPOSITIONS
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
@@ -35,7 +38,10 @@ def decompose(
     tensors that need gradients, ``loss`` that of the loss, or of outputs that it is computed from.
     The report has the decomposed nodes, and those kept with the reason. The rewrite is idempotent.
     """
-    total = Report("decompose")
+    # First: some formulas hide an infinite slope, as that of Acos in the native engine.
+    total = replace(clamps_by_selection(model), rewrite="decompose")
+    if total.modified:
+        infer_missing(model)
     sources = list(wrt)
     targets = [loss] if isinstance(loss, str) else list(loss)
     # A rule may use operators without a gradient themselves; no rule needs more rounds.

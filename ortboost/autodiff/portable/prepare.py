@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.clamps import clamps_by_selection
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine, run_rewrites
 from ortboost.autodiff.masked_rows import finite_masked_rows
@@ -35,7 +34,6 @@ __all__ = ["REWRITES", "prepare"]
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     expand_functions,
     finite_masked_rows,
-    clamps_by_selection,
     recurrent_to_scan,
     capture_unchanged_states,
     exact_scatter,

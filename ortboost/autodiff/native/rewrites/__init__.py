@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.clamps import clamps_by_selection
 from ortboost.autodiff.engine import run_rewrites
 from ortboost.autodiff.masked_rows import finite_masked_rows
 from ortboost.autodiff.native.rewrites.batch_norm import frozen_batch_norm, guarded_statistics
@@ -26,7 +25,6 @@ __all__ = ["REWRITES", "prepare"]
 REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
     explicit_padding,
     finite_masked_rows,
-    clamps_by_selection,
     frozen_batch_norm,
     guarded_statistics,
     complete_nodes,
