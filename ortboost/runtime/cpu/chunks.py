@@ -71,7 +71,8 @@ def chunked_chains(
             if len(scan.chain.nodes) > 1:
                 scan.put(states)
                 changed = True
-        graph.sort()
+        if found:
+            graph.sort()
     return changed
 
 
