@@ -41,9 +41,10 @@ def _quietly() -> int:
     import os
     import signal
 
-    if sys.stdout is None:  # closed (>&-): no library may get its number for a file
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    elif isinstance(sys.stdout, io.TextIOWrapper):  # the locale may not have what a path has
+    for name in ("stdout", "stderr"):  # closed (>&-): no library may get its number for a file
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the locale may not have what a path has
         sys.stdout.reconfigure(errors="backslashreplace")
     from ortboost.cli import leave_if_interrupted, main
 

@@ -212,13 +212,16 @@ def compare(
         if feeds:
             _check_inputs(challenger.inputs, feeds[0], name_of(one), second)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
-        outputs = [name for name in challenger.outputs if expected and name in expected[0]]
+        if not expected:
+            raise UsageError("The data have no samples.", where="data", fix="Give data with some.")
+        outputs = [name for name in challenger.outputs if name in expected[0]]
         if not outputs:
             raise UsageError(
                 "The models have no output in common.",
-                where=f"{', '.join(expected[0]) if expected else 'no data'}; "
-                f"{', '.join(challenger.outputs)}",
-                fix="Outputs are matched by name; give data with at least one sample.",
+                where=f"{name_of(one)}: {', '.join(expected[0])}; "
+                f"{second}: {', '.join(challenger.outputs)}",
+                fix="Outputs are matched by name: give both models the same output names, for "
+                "example with output_names= of torch.onnx.export.",
             )
         tolerance.check(outputs)
         answers = [challenger.evaluate(batch) for batch in feeds]

@@ -28,8 +28,9 @@ class Clip(Boost):
     """Gradient clipping.
 
     Args:
-        by: ``value``, ``norm`` or ``global-norm``; see the module docstring.
-        limit: The positive bound `c`.
+        by: ``value`` clips each element to [-limit, limit]; ``norm`` and ``global-norm`` scale down
+            a gradient, or all of them, whose norm exceeds the limit.
+        limit: The largest value or norm.
 
     Raises:
         ConfigError: The kind is unknown, or the limit is not positive.

@@ -263,7 +263,7 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
 def _toml(path: Path) -> dict[str, Any]:
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data: dict[str, Any] = tomllib.loads(read_text(path))
+        data: dict[str, Any] = tomllib.loads(read_text(path).removeprefix("\ufeff"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             "The configuration file cannot be read.",

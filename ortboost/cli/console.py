@@ -28,7 +28,7 @@ class Output:
     """The options that define how a command prints, and the printing itself."""
 
     json: bool = option("Print one JSON object on stdout.", "--json", default=False)
-    quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
+    quiet: bool = option("Print nothing but errors and warnings.", "--quiet", "-q", default=False)
     verbose: int = option(
         "Log more; twice for tracebacks.", "--verbose", "-v", default=0, count=True
     )

@@ -73,21 +73,22 @@ def _row(run: RunInfo) -> tuple[Any, ...]:
 
 
 def _settings(differs: Mapping[str, Any]) -> str:
-    return ", ".join(_setting(key, value) for key, value in differs.items() if value is not None)
+    return ", ".join(filter(None, (_setting(key, value) for key, value in differs.items())))
 
 
 def _setting(key: str, value: Any) -> str:
-    """A setting as short text; a group of settings is shown by its kind."""
+    """A setting as short text, empty if it is not set; a group of settings is shown by its kind."""
     name = key.replace("_", "-")
+    if value is None:
+        return ""
     if value is True:
         return name
     if isinstance(value, Mapping):
         words = [
-            _setting("", v).strip() if k == "kind" else _setting(k, v)
-            for k, v in value.items()
-            if v is not None
+            _setting("", v).strip() if k == "kind" else _setting(k, v) for k, v in value.items()
         ]
-        return f"{name} ({', '.join(words)})"
+        inner = ", ".join(filter(None, words))
+        return f"{name} ({inner})" if inner else ""
     if isinstance(value, (list, tuple)):
         if any(isinstance(item, Mapping) for item in value):  # parameter groups
             return f"{name} ({'; '.join(_settings(item) for item in value)})"

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from ortboost.core.files import (
     temporary_folder,
     write_json,
 )
+from ortboost.core.limits import LIMITS_VARIABLE
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.core.tensor_file import Selection, write_tensors
@@ -278,33 +280,34 @@ class Program(Shown):
                 fix=program_around(source)
                 or "Make one with 'ortboost convert MODEL.onnx -o FOLDER'.",
             )
-        manifest = read_json(source / MANIFEST)
-        again = "Convert the model again."
+        with _advised():
+            manifest = read_json(source / MANIFEST)
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(
                 "The format of the program is not supported by this version of ortboost.",
                 where=f"{source / MANIFEST}: format, {_written_by(manifest)}",
-                fix=again,
+                fix=_AGAIN,
             )
         try:
-            program = cls(
-                step=_load_part(source / STEP),
-                evaluation=_load_part(source / EVAL),
-                catalogue=Catalogue.from_dict(
-                    manifest["catalogue"], where=f"{source / MANIFEST}: catalogue"
-                ),
-                initial=read_tensors(source / STATE),
-                config=ProgramConfig.from_dict(manifest["config"]),
-                engine=str(manifest["engine"]),
-                source=str(manifest["source"]),
-                prediction=str(manifest["prediction"]),
-                reports=tuple(Report.from_dict(report) for report in manifest["reports"]),
-                variants={
-                    name: _load_part(source / _file(name))
-                    for name in manifest["graphs"]
-                    if name != STEP_GRAPH and _GRAPH.fullmatch(name)
-                },
-            )
+            with _advised():
+                program = cls(
+                    step=load_model(source / STEP),
+                    evaluation=load_model(source / EVAL),
+                    catalogue=Catalogue.from_dict(
+                        manifest["catalogue"], where=f"{source / MANIFEST}: catalogue"
+                    ),
+                    initial=read_tensors(source / STATE),
+                    config=ProgramConfig.from_dict(manifest["config"]),
+                    engine=str(manifest["engine"]),
+                    source=str(manifest["source"]),
+                    prediction=str(manifest["prediction"]),
+                    reports=tuple(Report.from_dict(report) for report in manifest["reports"]),
+                    variants={
+                        name: load_model(source / _file(name))
+                        for name in manifest["graphs"]
+                        if name != STEP_GRAPH and _GRAPH.fullmatch(name)
+                    },
+                )
         except ConfigError as error:  # an older version, an edited file, or an unregistered boost
             raise FileError(
                 f"The configuration of the program cannot be read: {error.what}",
@@ -315,7 +318,7 @@ class Program(Shown):
             raise FileError(
                 "The manifest of the program is damaged.",
                 where=f"{source / MANIFEST}, {_written_by(manifest)}: {error!r}",
-                fix=again,
+                fix=_AGAIN,
             ) from error
         check_state(program.catalogue, program.initial, where=str(source / STATE))
         program._check_digests(manifest, source)
@@ -329,12 +332,12 @@ class Program(Shown):
         Raises:
             FileError: One is not.
         """
-        again, digests = "Convert the model again.", self._digests()
+        digests = self._digests()
         if digests.fingerprint != manifest.get("fingerprint"):
             raise FileError(
                 "The step graph does not match the manifest.",
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
-                fix=again,
+                fix=_AGAIN,
             )
         settings = digest_settings(manifest["config"])
         if settings != manifest.get("settings", settings):
@@ -347,7 +350,7 @@ class Program(Shown):
             raise FileError(
                 "The evaluation graph does not match the manifest.",
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
-                fix=again,
+                fix=_AGAIN,
             )
         models = digests.around
         recorded = manifest.get("models", models)
@@ -357,14 +360,21 @@ class Program(Shown):
             raise FileError(
                 "Opset, functions or metadata of a graph do not match the manifest.",
                 where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
-                fix=again,
+                fix=_AGAIN,
             )
         if "initial" in manifest and manifest["initial"] != self.initial_digest():
             raise FileError(
                 "The initial state does not match the manifest.",
                 where=f"{source / STATE}: 'initial' in {MANIFEST}",
-                fix=again,
+                fix=_AGAIN,
             )
+
+
+_AGAIN = (
+    "Convert the model again with the same options, into another folder, and copy the folder "
+    "'checkpoints' there."
+)
+"""Not into this folder: that would remove its checkpoints."""
 
 
 def is_part(name: str) -> bool:
@@ -386,11 +396,12 @@ def _file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def _load_part(path: Path) -> ir.Model:
-    """Read a graph of a program; if it is damaged, do not advise to give the folder instead."""
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Where a file of a program is damaged, say how to mend a program, not that file."""
     try:
-        return load_model(path)
+        yield
     except FileError as error:
-        if error.fix != program_around(path):
+        if LIMITS_VARIABLE in error.fix or isinstance(error.__cause__, PermissionError):
             raise
-        raise FileError(error.what, where=error.where, fix="Convert the model again.") from error
+        raise FileError(error.what, where=error.where, fix=_AGAIN) from error

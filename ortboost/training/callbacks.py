@@ -331,13 +331,13 @@ class EarlyStopping(_Monitoring):
     def _stop_if_due(self, run: RunView) -> None:
         if not self._seen.spent:
             return
-        looks = count_of(self.waited, "look")
+        waited = count_of(self.waited, "validation")
         if self.best is None:  # NaN beats nothing
-            run.stop(f"early stop: {self.goal.monitor} was NaN in all of {looks}")
+            run.stop(f"early stop: {self.goal.monitor} was NaN in all of {waited}")
         else:
             run.stop(
                 f"early stop: no better {self.goal.monitor} than {self.best:.6g} "
-                f"(step {self.best_step}) in {looks}"
+                f"(step {self.best_step}) in {waited}"
             )
 
 

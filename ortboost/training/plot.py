@@ -26,7 +26,7 @@ __all__ = ["plot_log", "plot_runs"]
 _RED, _GREY, _DARK = "#b83232", "#8a8f98", "#24272c"
 _COLORS = ("#2563a8", "#d97706", "#2f855a", "#8250df", "#b83280", "#0e7490", "#854d0e", "#4a4f57")
 _STROKES = ("-", "--", ":", "-.")  # for runs beyond the number of colors
-_SMOOTH_FROM = 50  # a run with fewer steps is not smoothed
+_SMOOTH_FROM = 50  # runs with fewer steps are not smoothed
 _PLACES = 2000
 _MOSAICS: Final = {1: "A", 2: "AB", 3: "AA;BC", 4: "AB;CD"}
 _TITLED = ("engine", "device", "optimizer", "boosts")
@@ -165,13 +165,13 @@ def _title(axis: Any, text: str) -> None:
     axis.set_title(text, loc="left", fontsize=11, fontweight="bold", color=_DARK)
 
 
-def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A moving mean of the finite values at up to 2,000 points.
+def _smooth(curve: Curve, width: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """A moving mean of `width` finite values at up to 2,000 points.
 
     It is centred, and narrower at the start. At the end it goes back by half its width, as the mean
     of a few values would jump.
     """
-    values, width = curve.y, max(5, len(curve) // 30)
+    values = curve.y
     at = np.unique(np.linspace(0, len(values) - 1, _PLACES).round().astype(np.int64))
     before = np.minimum(at, width // 2)
     after = np.minimum(before, len(values) - 1 - at)
@@ -191,17 +191,19 @@ def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 def _draw_loss(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
     single = len(runs) == 1
+    # The same window for all runs: equal losses must give equal curves.
+    steps = max(len(run.curves[name]) for run in runs)
+    smooth, width = steps >= _SMOOTH_FROM, max(5, steps // 30)
     seen = []
     for index, run in enumerate(runs):
         curve, style = run.curves[name], _style(runs, index)
         if single:
             style["label"] = "training"
-        smooth = len(curve) >= _SMOOTH_FROM
         if single or not smooth:
             thin = {"alpha": 0.3, "linewidth": 0.8, "label": "_"} if smooth else {}
             axis.plot(curve.x, curve.y, **{"linewidth": 1.6, **style, **thin})
         if smooth:
-            axis.plot(*_smooth(curve), linewidth=1.8, **style)
+            axis.plot(*_smooth(curve, width), linewidth=1.8, **style)
         seen.append(curve.y)
     _title(axis, "loss" if single else "training loss")
     validation = runs[0].curves.get("val_loss", Curve())

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ortboost.core.errors import FileError, UsageError
+from ortboost.core.errors import ConfigError, FileError, UsageError
+from ortboost.core.field_types import read_config
 from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import Checkpoint, CheckpointStore
 from ortboost.training.protocols import Stepper
+from ortboost.training.schedule_text import schedule_text
+from ortboost.training.schedules import LinearWarmup
 
 __all__ = ["check_fresh", "find_checkpoint", "load_callbacks", "verify_run"]
+
+_LONG = 100  # characters of a schedule that a warning shows; lists may have thousands of rates
 
 
 def check_fresh(store: CheckpointStore, overwrite: bool) -> bool:
@@ -91,12 +96,13 @@ def verify_run(
                 else f"{place}: {old} -> {new}",
                 fix="Use what the run was started with, or start over with --overwrite.",
             )
-    for key, old, new in _differences(progress["run"]["schedules"], run["schedules"], ""):
-        return [
-            "warning: the learning rate schedule changed since the checkpoint: "
-            f"{key.lstrip('.')}: {old} -> {new}"
-        ]
-    return []
+    before, now = progress["run"]["schedules"], run["schedules"]
+    return [
+        f"warning: the schedule of {name} changed since the checkpoint: "
+        f"{_schedule(before.get(name))} -> {_schedule(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
 
 
 def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> list[str]:
@@ -114,6 +120,16 @@ def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> 
         elif callback.state_dict():
             warnings.append(f"warning: the callback '{callback.name}' starts without saved state")
     return warnings
+
+
+def _schedule(data: Any) -> str:
+    """A schedule as the command line has it."""
+    try:
+        # read_config takes a class, and Schedule is a union: read it as a field of one.
+        text = schedule_text(read_config(LinearWarmup, {"after": data, "steps": 0}).after)
+    except ConfigError:  # of another version
+        text = str(data)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
 def _as_old(now: Any, before: Any) -> Any:

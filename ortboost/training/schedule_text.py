@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +18,7 @@ from ortboost.training.schedules import (
     StepDecay,
 )
 
-__all__ = ["SCHEDULE_FORMS", "parse_schedule"]
+__all__ = ["SCHEDULE_FORMS", "parse_schedule", "schedule_text"]
 
 SCHEDULE_FORMS = {
     "constant": "constant:0.1",
@@ -95,6 +96,37 @@ def parse_schedule(text: str | float, *, total_steps: int | None = None) -> Sche
     else:
         after = make(_number(text, kind, rate), **options)
     return LinearWarmup(after, **warmup) if warmup.get("steps") else after
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """The text from which :func:`parse_schedule` makes a schedule, with all numbers of steps.
+
+    Example:
+        >>> schedule_text(LinearWarmup(Cosine(0.1, total_steps=1000), steps=50))
+        'cosine:0.1,steps=1000,warmup=50'
+    """
+    if isinstance(schedule, LinearWarmup):
+        return schedule_text(schedule.after) + _pairs(schedule, _WARMUP)
+    kind = next(name for name, (make, _) in _KINDS.items() if type(schedule) is make)
+    if isinstance(schedule, Polynomial) and schedule.power != 1:
+        kind = "polynomial"
+    rate = schedule.values if isinstance(schedule, PerStep) else schedule.lr
+    return f"{kind}:{_value(rate)}{_pairs(schedule, _KINDS[kind][1])}"
+
+
+def _pairs(schedule: Schedule, options: _Options) -> str:
+    """The options that have no default, or another value."""
+    defaults = {field.name: field.default for field in dataclasses.fields(schedule)}
+    values = {name: getattr(schedule, argument) for name, (argument, _) in options.items()}
+    return "".join(
+        f",{name}={_value(value)}"
+        for name, value in values.items()
+        if value != defaults[options[name][0]]
+    )
+
+
+def _value(value: float | Sequence[float]) -> str:
+    return "/".join(map(_value, value)) if isinstance(value, Sequence) else f"{value:.10g}"
 
 
 def _read(text: str, kind: str, pairs: Sequence[str], known: _Options) -> dict[str, Any]:

@@ -572,8 +572,10 @@ def test_models_that_have_nothing_in_common(convnet, tmp_path):
     model = small_convnet()
     model.graph.outputs[0].name = "other"
     save_model(model, tmp_path / "c.onnx")
-    with pytest.raises(UsageError, match="no output in common"):
+    with pytest.raises(UsageError, match="no output in common") as common:
         api.compare(convnet, tmp_path / "c.onnx", device="cpu")
+    assert common.value.where.endswith("c.onnx: other")
+    assert "matched by name" in common.value.fix
     model = small_convnet()
     model.graph.inputs[0].name = "image"
     save_model(model, tmp_path / "d.onnx")

@@ -37,6 +37,13 @@ def error(capsys, words):
     return status, capsys.readouterr().err
 
 
+def test_a_file_with_a_byte_order_mark(tmp_path, capsys):
+    """Editors on Windows write one, and line ends of their own."""
+    file = tmp_path / "check.toml"
+    file.write_bytes(f'\ufeffmodel = "{MLP}"\r\nengine = "portable"\r\n'.encode())
+    assert main(["check", "--config", str(file), "--json"]) == 0
+
+
 def test_a_printed_file_reproduces_the_command(tmp_path, capsys):
     words = ["convert", MLP, "-o", str(tmp_path / "one"), *EVERYTHING]
     file = written(capsys, words, tmp_path / "all.toml")

@@ -69,6 +69,14 @@ def test_the_terminal_gets_no_control_characters(model, tmp_path, capfd):
             assert text[text.index("error: ") :].count("\n  fix:") == 1, words
 
 
+def test_errors_on_a_closed_stderr_do_not_reach_stdout(tmp_path):
+    words = [sys.executable, "-m", "ortboost", "inspect", str(tmp_path / "none.onnx")]
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *words], stdout=subprocess.PIPE, cwd=ROOT, check=False
+    )
+    assert (found.returncode, found.stdout) == (8, b"")
+
+
 @pytest.mark.parametrize("stdout", ["ascii", "closed"])
 def test_results_on_a_stdout_without_these_letters_or_none_at_all(tmp_path, stdout):
     """Both were reported as a bug of ortboost, after the work was done."""

@@ -57,3 +57,12 @@ def test_a_run_that_skipped_no_step_says_so(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 0
     row = capsys.readouterr().out.splitlines()[1]
     assert " ".join(row.split()) == "run 0.7500 (step 2) 2/2 2 0 2.5 s all epochs done"
+
+
+def test_a_group_without_settings_is_not_shown(tmp_path, capsys):
+    for name, smoothing in ("a", 0.1), ("b", None):
+        make_run(tmp_path / name, loss={"kind": "mse", "label_smoothing": smoothing})
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "loss (label-smoothing 0.1)" in out
+    assert "()" not in out

@@ -55,7 +55,7 @@ def test_early_stopping_names_the_best():
     view = RunView(step=9)
     feed(callback, [0.5], start=7)
     callback.on_validation_end(view, {"val_loss": math.nan})
-    assert view.stop_reason == "early stop: no better val_loss than 0.5 (step 7) in 1 look"
+    assert view.stop_reason == "early stop: no better val_loss than 0.5 (step 7) in 1 validation"
 
 
 def test_early_stopping_over_nothing_but_nan_says_so():
@@ -63,7 +63,7 @@ def test_early_stopping_over_nothing_but_nan_says_so():
     assert [stop for stop, _ in feed(callback, [math.nan] * 3)] == [False, True, True]
     view = RunView()
     callback.on_train_begin(view)
-    assert view.stop_reason == "early stop: val_loss was NaN in all of 3 looks"
+    assert view.stop_reason == "early stop: val_loss was NaN in all of 3 validations"
 
 
 def test_best_model_asks_to_keep_improvements_only():

@@ -177,7 +177,7 @@ def test_an_empty_log_is_refused(tmp_path):
 
 def test_smoothing_is_a_mean_of_the_finite_values_that_has_half_its_width_at_the_end():
     def smooth(values):
-        x, y = _smooth(Curve(array("q", range(len(values))), array("d", values)))
+        x, y = _smooth(Curve(array("q", range(len(values))), array("d", values)), width=5)
         assert list(x) == list(range(len(values)))
         return y.tolist()
 
@@ -185,6 +185,15 @@ def test_smoothing_is_a_mean_of_the_finite_values_that_has_half_its_width_at_the
     assert smooth(values) == [1.0, 1.5, 4.0, 5.0, 6.5]
     assert smooth([2.0] * 9) == [2.0] * 9
     assert smooth([1e30] * 3 + [2.0] * 9)[6:] == [2.0] * 6  # a large value leaves no trace
+
+
+def test_equal_losses_give_equal_curves_where_runs_are_compared(monkeypatch, tmp_path):
+    """One run with fewer steps than are smoothed alone, one with more."""
+    short = history(*[step(number) for number in range(1, 46)])
+    long = history(*[step(number) for number in range(1, 61)])
+    figure = drawn(monkeypatch, [short, long], tmp_path)
+    first, second = (line.get_ydata() for line in figure.axes[0].get_lines()[:2])
+    np.testing.assert_array_equal(first[:40], second[:40])
 
 
 JUNK = ["text", [1], {}, True, None, -1, 10**400, 1e308, 0]

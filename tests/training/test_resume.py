@@ -254,7 +254,10 @@ def test_a_changed_schedule_is_allowed_with_a_warning(tmp_path, capsys):
     trainer.fit(train, validation)
     trainer, train, validation = build(tmp_path, learning_rate=Constant(0.001))
     trainer.fit(train, validation, resume=True)
-    assert "schedule changed since the checkpoint" in capsys.readouterr().err
+    assert (
+        "the schedule of learning_rate changed since the checkpoint: "
+        "cosine:0.05,steps=20,warmup=4 -> constant:0.001\n"
+    ) in capsys.readouterr().err
     assert trainer.stepper.rates[0] == 0.001
 
 

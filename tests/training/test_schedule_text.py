@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import ConfigError
-from ortboost.training.schedule_text import SCHEDULE_FORMS, parse_schedule
+from ortboost.training.schedule_text import SCHEDULE_FORMS, parse_schedule, schedule_text
 from ortboost.training.schedules import (
     Constant,
     Cosine,
@@ -41,6 +41,7 @@ def test_forms(text, schedule):
             parse_schedule(text)
     else:
         assert parse_schedule(text) == schedule
+        assert parse_schedule(schedule_text(schedule)) == schedule
 
 
 @pytest.mark.parametrize("rate", [0.5, np.float64(0.5), np.float32(0.5), 1])

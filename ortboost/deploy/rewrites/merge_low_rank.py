@@ -17,6 +17,7 @@ from ortboost.graph.query import (
     constant,
     input_at,
     label,
+    permutation,
     producer_of,
     sole_consumer,
     static_shape,
@@ -79,7 +80,12 @@ class _Weights:
             Refusal: It is not stored, a node without this adapter reads it, or the sum is not
                 finite in its type.
         """
-        weight = layer.inputs[1]
+        reader, index = layer, 1
+        turn = producer_of(layer.inputs[1], "Transpose")
+        if turn is not None and permutation(turn) == [1, 0] and sole_consumer(turn.outputs[0]):
+            # As torch's dynamo exporter writes a linear layer; folding constants removes it.
+            reader, index, correction = turn, 0, correction.T
+        weight = reader.inputs[index]
         stored = constant(weight)
         if weight is None or stored is None or not weight.is_initializer():
             raise Refusal(f"the weight of '{label(layer)}' is computed, not stored")
@@ -101,7 +107,7 @@ class _Weights:
             self._graph.register_initializer(copy)
             self._reads[copy], self._copies[key] = reads, copy
             self._source[copy] = self._source.get(weight, weight)
-        layer.replace_input_with(1, self._copies[key])
+        reader.replace_input_with(index, self._copies[key])
 
     def take_names(self) -> None:
         """Give the corrected weights that are left the names of the old ones."""

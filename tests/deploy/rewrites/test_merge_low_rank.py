@@ -36,6 +36,10 @@ def linear(body, **stored):
         (f"{HALF} p = Gemm<beta = 2.0>(x, w, c) {PATH} s = Mul(u, h) y = Add(p, s)", {"Gemm": 1}),
         (f"p = Gemm<transB = 1>(x, t, c) {PATH} y = Add(p, u)", {"Gemm": 1}),
         (
+            f"v = Transpose<perm = [1, 0]>(t) p = MatMul(x, v) {PATH} y = Add(p, u)",
+            {"Transpose": 1, "MatMul": 1},
+        ),
+        (
             "p = Gemm(x, w, c) d = Gemm<transB = 1>(x, ta) u = Gemm<transB = 1>(d, tb) "
             "y = Add(p, u)",
             {"Gemm": 1},
