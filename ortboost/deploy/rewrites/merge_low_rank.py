@@ -95,7 +95,7 @@ class _Weights:
             raise Refusal(f"'{weight.name}' is shared with another node")
         if stored.shape != correction.shape:
             raise Refusal(f"'{weight.name}' has another shape than its correction")
-        key = (weight, *adapter)
+        key = (weight, index, *adapter)
         if key not in self._copies:
             with np.errstate(over="ignore"):  # float16 ends at 65504
                 merged = (stored.astype(np.float64) + correction).astype(stored.dtype)
