@@ -127,6 +127,7 @@ def _unify_operators(model: ir.Model, opsets: range, keep_fused: bool) -> Report
     report = convert_opset(model, _possible_opsets(model, opsets, keep_fused))
     if report.modified:  # the converter adds Constants, for example for axes that were attributes
         _lift_constants(model)
+        _drop_stale_shapes(model)  # its inference rounds lengths otherwise than ours
     _make_axes_vectors(model)
     _give_conditions(model)
     for body in model.graph.subgraphs():

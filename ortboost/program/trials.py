@@ -13,6 +13,7 @@ from ortboost.graph.unused import remove_unused_nodes
 from ortboost.graph.weights.parameters import Parameter
 from ortboost.program import names
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
+from ortboost.transforms.padding_rows import join_padding_rows
 
 __all__ = ["build_trials"]
 
@@ -31,7 +32,9 @@ def build_trials(
     see.
     """
     known = {entry.name: entry for entry in step.state}
-    trial = _trial(forward.clone(), search, trained, known, step, loss)
+    model = forward.clone()
+    join_padding_rows(model)  # a trial is not differentiated
+    trial = _trial(model, search, trained, known, step, loss)
     return {names.TRIAL_GRAPH: trial, names.ACCEPT_GRAPH: _accept(forward, search, trained, known)}
 
 

@@ -10,12 +10,13 @@ import pytest
 from ortboost.boosts import Clip, DimReduce
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig
+from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.loss_config import LossConfig
-from tests.support import assert_three_lines, small_convnet, small_mlp
+from tests.support import assert_three_lines, small_convnet, small_mlp, text_model, weights
 
 FEATURES, HIDDEN = 10, 8
 LENGTH = HIDDEN * FEATURES + HIDDEN + 3 * HIDDEN + 3
@@ -268,3 +269,32 @@ def test_files_that_do_not_fit(tmp_path, what):
         program(path, n_components=9 if what == "few" else 0)
     assert_three_lines(caught.value)
     assert "ortboost pca" in caught.value.fix
+
+
+def test_a_table_with_a_padding_row(tmp_path):
+    """A trial reads the table itself: only what is differentiated reads a copy."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N,3] ids, float[5,4] w, float[4,2] h) => (float[N,3,2] y)
+        { e = Gather(w, ids) y = MatMul(e, h) }""",
+        w=weights(5, 4),
+        h=weights(4, 2, seed=1),
+    )
+    feeds = {"ids": np.array([[0, 2, 1], [3, 0, 0]]), "labels": weights(2, 3, 2, seed=7)}
+    plain = ProgramConfig(
+        loss=LossConfig("mse"), optimizer=Sgd(), loss_scale=FixedScaleConfig(1.0), engine="portable"
+    )
+    plain = dataclasses.replace(plain, padding_idx={"w": 0})
+    path = basis(tmp_path, length=28)
+    reduced = plain.with_boosts(DimReduce(path, alpha=0.0, first=0.1))
+    states = []
+    for config in (plain, reduced):
+        training = Stepper(build_program(model.clone(), config), device="cpu", threads=1)
+        states.append(np.concatenate([training.get(name).ravel() for name in "wh"]))
+        training.step(feeds, dict.fromkeys(training.groups, 1.0))
+        states.append(np.concatenate([training.get(name).ravel() for name in "wh"]))
+    gradient = states[0] - states[1]
+    assert not gradient[:4].any()  # the padding row
+    assert gradient.any()
+    p = np.load(path)
+    np.testing.assert_allclose(states[3], states[0] - 0.1 * p.T @ (p @ gradient), rtol=1e-4)

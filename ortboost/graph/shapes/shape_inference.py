@@ -10,6 +10,9 @@ reads one aborts the process (onnx and onnxruntime 1.31 are built with the asser
 So no Slice is inferred before the lengths of its input are (:func:`_infer`), and such a model is
 rejected: when it is loaded (:func:`check_slices`), and where lengths become known
 (:func:`check_lengths`).
+
+A length that a Resize computes from a scale is the one that onnxruntime computes
+(:func:`_round_as_kernels`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import onnx
 import onnx.inliner
 import onnx_ir as ir
@@ -52,6 +56,8 @@ _log = logging.getLogger(__name__)
 _ROUNDS = 12  # more consecutive elementwise operators of ai.onnx.ml than any known model has
 _HIDDEN = "ortboost.not_yet_inferred"
 _CHAIN = 12  # more Slices, each reading what the one before computed, than any known model has
+_RESIZING = ("Resize", "Upsample")
+_OLD_INPUTS = 2  # of Upsample, and of Resize before opset 11: image, scales
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -223,9 +229,7 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
 
     Slices in functions are inferred if no length is negative once the functions are inlined.
     """
-    infer = functools.partial(
-        onnx.shape_inference.infer_shapes, check_type=check_type, strict_mode=False, data_prop=True
-    )
+    infer = functools.partial(_infer_as_run, check_type=check_type)
     nodes = [node for node, _ in _lengths(proto.graph)]
     in_graphs = [node for node in nodes if _is_slice(node)]
     in_functions = [n for function in proto.functions for n in function.node if _is_slice(n)]
@@ -258,6 +262,61 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
             if known or node is hidden[0][0] or attempt >= _CHAIN:
                 node.domain = ""
         attempt += 1
+
+
+def _infer_as_run(proto: onnx.ModelProto, *, check_type: bool) -> onnx.ModelProto:
+    """Infer once more after each Resize, from the first on, whose length onnxruntime rounds up."""
+    while True:
+        found = onnx.shape_inference.infer_shapes(
+            proto, check_type=check_type, strict_mode=False, data_prop=True
+        )
+        if not _round_as_kernels(proto, found):
+            return found
+
+
+def _round_as_kernels(proto: onnx.ModelProto, found: onnx.ModelProto) -> bool:
+    """Change the scales of each Resize that onnx's inference rounds otherwise than onnxruntime.
+
+    onnxruntime multiplies in float32, onnx in float64: 5 times 1.8 (1.79999995 in float32) is 9 for
+    the one and 8 for the other.
+
+    Returns:
+        Whether any were changed.
+    """
+    if not any(node.op_type in _RESIZING for node in proto.graph.node):
+        return False
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    tensors.update(
+        (node.output[0], attribute.t)
+        for node in proto.graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    )
+    lengths = next((known for _, known in _lengths(found.graph)), _Lengths())
+    changed = False
+    for node in proto.graph.node:
+        place = 2 if len(node.input) > _OLD_INPUTS else 1
+        if node.op_type not in _RESIZING or place >= len(node.input) or any(node.input[3:]):
+            continue
+        tensor, before = tensors.get(node.input[place]), lengths.get(node.input[0])
+        inferred = lengths.get(node.output[0])
+        if tensor is None or before is None or inferred is None:
+            continue
+        scales = onnx.numpy_helper.to_array(tensor)
+        if scales.dtype != np.float32 or scales.shape != (len(before),) != (len(inferred),):
+            continue
+        lengthened = (np.array(before, np.float32) * scales).astype(np.int64)
+        wrong = (np.array(before) > 0) & (lengthened != inferred)
+        name = f"ortboost/scales/{node.output[0]}"
+        if wrong.any() and name != node.input[place]:
+            middle = (lengthened + 0.5) / np.maximum(before, 1)  # no rounding changes this length
+            exact = np.where(wrong, middle, scales).astype(np.float32)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(exact, name))
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, exact.shape))
+            node.input[place] = name
+            changed = True
+    return changed
 
 
 def _is_slice(node: onnx.NodeProto) -> bool:

@@ -27,7 +27,9 @@ from ortboost.graph.reach import ancestors
 
 __all__ = ["norm_role", "statistic"]
 
-_MOVES = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MOVES = (
+    *("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
+)
 _MEANS = ("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
 _LARGEST_EPSILON = 0.1
 
@@ -142,7 +144,7 @@ def _normalizes(factor: ir.Value) -> bool:
     if node is None:
         return False
     if is_standard(node, "InstanceNormalization"):  # the groups of torch's GroupNorm
-        scale = constant(node.inputs[1])
+        scale = constant(source_before(node.inputs[1], *_MOVES))
         return scale is not None and bool((scale == 1).all())
     if is_standard(node, "Div"):
         return _has_mean(node.inputs[1], rooted=False)

@@ -24,7 +24,7 @@ from ortboost.graph.shapes.shape_inference import (
     infer_shapes,
     node_fault,
 )
-from tests.support import text_model
+from tests.support import run, text_model
 
 MODELS = sorted((Path(__file__).parents[3] / "models").glob("*.onnx"))
 
@@ -376,3 +376,30 @@ def test_the_inference_of_one_node_keeps_the_names_of_dimensions():
     )
     assert node_fault(model.graph[0], 18) is None
     assert known_shape(model.graph.outputs[0]) == ("rows", 4)
+
+
+RESIZED = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,1,{n},4] x, float[4] scales) => (y, length) {{
+  h = Resize<mode = "linear">(x, , scales)
+  again = Resize<mode = "nearest">(h, , scales)
+  y = AveragePool<kernel_shape = [2, 1]>(again)
+  shape = Shape<start = 2, end = 3>(again)
+  length = Cast<to = 1>(shape)
+}}"""
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize(("n", "scale"), [(5, 1.8), (10, 0.7), (7, 1.3), (25, 2.2), (9, 1.5)])
+def test_a_resize_gets_the_length_that_onnxruntime_computes(n, scale, opset):
+    """onnx multiplies in float64: 5 * 1.79999995 is less than 9; onnxruntime in float32."""
+    model = text_model(RESIZED.format(n=n), scales=np.float32([1, 1, scale, 1]))
+    if opset == 17:  # converted: the converter infers lengths, too
+        text = RESIZED.format(n=n).replace("18", "17").replace("<start = 2, end = 3>", "")
+        model = text_model(text, scales=np.float32([1, 1, scale, 1]))
+    feeds = {"x": np.zeros([2, 1, n, 4], np.float32)}
+    expected = run(model, feeds)
+    normalize(model, opsets=range(18, 19), ir_version=10)
+    shape = known_shape(model.graph.outputs[0])
+    assert shape is not None
+    assert shape[1:] == expected["y"].shape[1:]
+    np.testing.assert_array_equal(run(model, feeds)["length"], expected["length"])

@@ -90,6 +90,14 @@ LAYER = (
             "norm_scale",
             "norm_shift",
         ),
+        # torch's dynamo exporter with optimize=False computes the ones and zeros.
+        (
+            "h = Reshape(x, grouped) c = CastLike(one, x) o = Expand(c, two_of)"
+            " n = InstanceNormalization(h, o, zeros) u = Reshape(n, same)"
+            " l = CastLike(g, u) k = Mul(u, l) a = CastLike(b, k) y = Add(k, a)",
+            "norm_scale",
+            "norm_shift",
+        ),
         # The runtime's own scale is that of the normalization.
         (
             "h = Reshape(x, grouped) n = InstanceNormalization(h, twos, zeros) u = Reshape(n, same)"
@@ -110,7 +118,7 @@ def test_scales_and_shifts_have_the_role_of_a_normalization(body, scale, shift):
         f"""<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float[4] g, float[4] b, float[1,4] w, float e, float one, float two,
              float half, float[2] ones, float[2] twos, float[2] zeros, int64[3] grouped,
-             int64[2] same)
+             int64[2] same, int64[1] two_of)
         => (float[N,4] y) {{ {body} }}""",
         e=np.float32(1e-3),
         one=np.float32(1),
@@ -121,6 +129,7 @@ def test_scales_and_shifts_have_the_role_of_a_normalization(body, scale, shift):
         zeros=np.zeros(2, np.float32),
         grouped=np.array([-1, 2, 2]),
         same=np.array([-1, 4]),
+        two_of=np.array([2]),
         w=weights(1, 4),
         g=weights(4),
         b=weights(4, seed=1),
