@@ -301,16 +301,19 @@ def _round_as_kernels(proto: onnx.ModelProto, found: onnx.ModelProto) -> bool:
             continue
         tensor, before = tensors.get(node.input[place]), lengths.get(node.input[0])
         inferred = lengths.get(node.output[0])
-        if tensor is None or before is None or inferred is None:
+        if tensor is None or before is None or inferred is None or len(before) != len(inferred):
             continue
         scales = onnx.numpy_helper.to_array(tensor)
-        if scales.dtype != np.float32 or scales.shape != (len(before),) != (len(inferred),):
+        given = next((a.ints for a in node.attribute if a.name == "axes"), range(len(before)))
+        axes = [axis for axis in given if -len(before) <= axis < len(before)]
+        if scales.dtype != np.float32 or not len(axes) == len(given) == scales.size:
             continue
-        lengthened = (np.array(before, np.float32) * scales).astype(np.int64)
-        wrong = (np.array(before) > 0) & (lengthened != inferred)
+        old, new = (np.array([dims[axis] for axis in axes]) for dims in (before, inferred))
+        lengthened = (old.astype(np.float32) * scales).astype(np.int64)
+        wrong = (old > 0) & (lengthened != new)
         name = f"ortboost/scales/{node.output[0]}"
         if wrong.any() and name != node.input[place]:
-            middle = (lengthened + 0.5) / np.maximum(before, 1)  # no rounding changes this length
+            middle = (lengthened + 0.5) / np.maximum(old, 1)  # no rounding changes this length
             exact = np.where(wrong, middle, scales).astype(np.float32)
             proto.graph.initializer.append(onnx.numpy_helper.from_array(exact, name))
             proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, exact.shape))

@@ -403,3 +403,21 @@ def test_a_resize_gets_the_length_that_onnxruntime_computes(n, scale, opset):
     assert shape is not None
     assert shape[1:] == expected["y"].shape[1:]
     np.testing.assert_array_equal(run(model, feeds)["length"], expected["length"])
+
+
+@pytest.mark.parametrize(
+    ("axes", "scales"), [((2,), (1.8,)), ((3, 2), (1.4, 1.8)), ((7,), (1.8,))]
+)
+def test_a_resize_along_some_axes(axes, scales):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,5,5] x, float[{len(axes)}] s) => (y, z) {{
+          y = Resize<axes = [{", ".join(map(str, axes))}], mode = "nearest">(x, , s)
+          z = Relu(x) }}""",
+        s=np.float32(scales),
+    )
+    infer_shapes(model)
+    y, z = (known_shape(value) for value in model.graph.outputs)
+    assert z == ("N", 1, 5, 5)
+    if axes != (7,):  # which is refused elsewhere
+        assert y[2:] == run(model, {"x": np.zeros([2, 1, 5, 5], np.float32)})["y"].shape[2:]
