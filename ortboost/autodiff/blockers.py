@@ -11,7 +11,14 @@ import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
 from ortboost.autodiff.portable.registry import has_own_rule
-from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, label, source_before
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    find_schema,
+    input_at,
+    is_standard,
+    label,
+    source_before,
+)
 from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
 from ortboost.graph.weights.fake_quantization import is_fake_quantizer
 
@@ -86,12 +93,15 @@ def standing_blockers(
     The loss is computed from the outputs ``targets``. If the user ``selected`` the parameters,
     quantized weights may stay frozen.
     """
-    return [
+    found = [
         *_about_tensors(model, wrt),
         *_about_quantization(model, frozen=selected),
         *quantizers_between(model, wrt, targets),
         *_wrong_exports(model),
     ]
+    known = {blocker.node for blocker in found}  # with a better reason
+    found += [blocker for blocker in _wrong_types(model, targets) if blocker.node not in known]
+    return found
 
 
 def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
@@ -139,6 +149,28 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
                 "string tensors cannot be part of a training step",
                 "Remove the text processing from the model and feed numbers.",
             )
+
+
+def _wrong_types(model: ir.Model, targets: Sequence[str]) -> Iterator[Blocker]:
+    """Inputs of a type that the operator does not take, as of `torch.log(torch.tensor(3))`."""
+    values = values_by_name(model.graph)
+    before_loss = ancestors(values.get(name) for name in targets)
+    for node in model.graph:
+        if node not in before_loss or not is_standard(node):
+            continue
+        schema = find_schema(node.op_type, model.opset_imports.get("", 0))
+        formal = () if schema is None else schema.inputs
+        for index, value in enumerate(node.inputs):
+            if value is None or not isinstance(value.type, ir.TensorType) or not formal:
+                continue
+            kind, taken = value.type.dtype.name.lower(), formal[min(index, len(formal) - 1)].types
+            if kind != "undefined" and f"tensor({kind})" not in taken:
+                yield Blocker(
+                    label(node),
+                    node.op_type,
+                    f"'{value.name}' is {kind}, which {node.op_type} does not take",
+                    "Convert it to a floating-point number in the model, before this operator.",
+                )
 
 
 def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:

@@ -213,6 +213,16 @@ def test_quantizers_between_parameters_and_loss_are_named(here, rest, blocked):
     )
 
 
+@pytest.mark.parametrize(("loss", "blocked"), [("y", True), ("h", False)])
+def test_inputs_of_a_type_that_an_operator_does_not_take(loss, blocked):
+    """torch's older exporter writes `torch.log(torch.tensor(3))` so; no runtime opens the file."""
+    model = graph("""g (float[N,3] x, float[3] w) => (float[N,3] y, float[N,3] h) <int64 k = {3}> {
+        l = Log(k) f = Cast<to = 1>(l) h = Mul(x, w) y = Mul(h, f) }""")
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"), loss=loss)
+    reason = "'k' is int64, which Log does not take"
+    assert [(b.op, b.reason) for b in report.blockers] == ([("Log", reason)] if blocked else [])
+
+
 POOL = "y = AveragePool<kernel_shape = [2, 2]>(h)"
 SCATTER = "z = ScatterElements(x, i, h) y = ScatterElements(z, i, h)"
 

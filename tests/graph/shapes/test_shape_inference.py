@@ -405,9 +405,7 @@ def test_a_resize_gets_the_length_that_onnxruntime_computes(n, scale, opset):
     np.testing.assert_array_equal(run(model, feeds)["length"], expected["length"])
 
 
-@pytest.mark.parametrize(
-    ("axes", "scales"), [((2,), (1.8,)), ((3, 2), (1.4, 1.8)), ((7,), (1.8,))]
-)
+@pytest.mark.parametrize(("axes", "scales"), [((2,), (1.8,)), ((3, 2), (1.4, 1.8)), ((7,), (1.8,))])
 def test_a_resize_along_some_axes(axes, scales):
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
