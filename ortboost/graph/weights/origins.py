@@ -68,6 +68,8 @@ _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 
 # TorchScript folds nothing but parameters and buffers; numbers in the code are Constant nodes.
 _TORCHSCRIPT_FOLDED = "onnx::"
+# onnxsim stores in Constant nodes what it computes: names of other nodes' outputs, and its own.
+_STORED_OUTPUT = re.compile(r"/(.*/)?(?!Constant(_\d+)?_output)[^/]+_output_\d+|_v_\d+")
 _OPTIMIZER = "onnxruntime.transformers"  # it names itself as the producer
 _TORCH_NAME = re.compile(r"onnx::|val_\d")  # that only torch's exporters give
 
@@ -159,6 +161,7 @@ def tensor_origins(model: ir.Model) -> Origins:
     )
     missing = set(_missing(model, signature, stored))
     blocked, tables = _in_blocks(stored), _rotary_tables(model)
+    simplified = any(key.startswith("onnxsim.") for key in model.metadata_props)
     found: dict[str, Origin] = {}
     for value in stored:
         name = value.name or ""
@@ -172,7 +175,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = Origin("buffer")
         elif not torch or (frozen and name in constants):
             found[name] = _UNKNOWN
-        elif name in constants:
+        elif name in constants and _is_number(name, simplified=simplified):
             found[name] = Origin("literal")
         elif listed := _names(value.metadata_props.get(_FOLDED_FROM, "")):
             found[name] = _computed(name, listed, signature, missing)
@@ -181,13 +184,20 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = _folded(value, missing)
         elif signature:  # `val_12` is a number; what has the name of a call was computed
             found[name] = Origin("literal", computed=_EXPORTER_NAME.match(name) is None)
-        # TorchScript: no signature; what the exporter created is recognized by its name.
-        elif _EXPORTER_NAME.match(name):
+        # No signature: TorchScript, or onnxsim has removed it. What was created is recognized by
+        # its name.
+        elif name in constants or _EXPORTER_NAME.match(name):
             direct = _TORCHSCRIPT_FOLDED in name
             found[name] = Origin("folded", direct=direct, transposed=True)
         else:
             found[name] = Origin("module")
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
+
+
+def _is_number(name: str, *, simplified: bool) -> bool:
+    """Whether a Constant node has a number of the code, and not what onnxsim computed."""
+    numbered = _STORED_OUTPUT.fullmatch(name) is None
+    return numbered and (not simplified or _EXPORTER_NAME.match(name) is not None)
 
 
 def _rotary_tables(model: ir.Model) -> set[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 
 from ortboost.graph.normalize import normalize
 from ortboost.graph.weights.origins import (
@@ -34,6 +35,27 @@ def kinds(found: ir.Model) -> dict[str, str]:
 
 def test_torchscript_names():
     assert kinds(model()) == {"w": "module", "b": "module", "val_3": "folded", "c": "literal"}
+
+
+@pytest.mark.parametrize(
+    ("name", "torchscript", "simplified"),
+    [
+        ("/block/Constant_3_output_0", "literal", "literal"),
+        ("/Constant_output_0", "literal", "literal"),
+        ("val_12", "literal", "literal"),
+        ("/embeddings/Gather_output_0", "folded", "folded"),
+        ("/ConstantOfShape_output_0", "folded", "folded"),
+        ("_v_1467", "folded", "folded"),
+        ("embedding_1", "literal", "folded"),  # of the dynamo exporter, without its metadata
+    ],
+)
+def test_what_onnxsim_computes_is_not_a_number_of_the_code(name, torchscript, simplified):
+    """It stores that in Constant nodes: the weights of NF-ResNet were not trained."""
+    found = model()
+    found.graph[0].outputs[0].name = name
+    assert kinds(found)[name] == torchscript
+    found.metadata_props["onnxsim.constant_folding"] = "true"
+    assert kinds(found)[name] == simplified
 
 
 def test_a_node_of_torchscript_tells_the_name_of_a_renamed_weight():
