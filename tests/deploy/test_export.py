@@ -277,6 +277,30 @@ def test_a_network_with_its_present_weights():
     np.testing.assert_allclose(answer, network(x).asnumpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("optimize", [True, False])
+def test_an_output_that_nodes_read_keeps_the_names_of_its_axes(optimize):
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        net (float[N,4] x) => (int64[2,K] found, float[pairs,2] view, float[N,4] normal, float[N] y)
+        <float[4] one = {1, 1, 1, 1}, int64[2] two = {-1, 2}, int64[1] axis = {1}> {
+            found = NonZero(x)
+            turned = Transpose(found)
+            values = GatherND(x, turned)
+            view = Reshape(x, two)
+            shape = Shape(x)
+            back = Reshape(view, shape)
+            normal = com.microsoft.SkipLayerNormalization(back, x, one)
+            total = ReduceSum<keepdims=0>(values)
+            sums = ReduceSum<keepdims=0>(normal, axis)
+            y = Add(sums, total)
+        }"""
+    )
+    exported = export_network(model, optimize=optimize, target=TARGETS["onnxruntime"]).model
+    shapes = [tuple(map(str, value.shape or ())) for value in exported.graph.outputs]
+    assert shapes == [("2", "K"), ("pairs", "2"), ("N", "4"), ("N",)]
+    onnx.checker.check_model(ir.to_proto(exported), full_check=True)
+
+
 @pytest.mark.parametrize(
     ("target", "optimize", "kept"),
     [("onnxruntime", True, True), ("generic", True, False), ("generic", False, True)],

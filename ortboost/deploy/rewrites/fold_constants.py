@@ -2,7 +2,8 @@
 
 onnxscript does the folding. This module decides what must not be folded: random operators;
 operators whose reference implementation differs from the runtimes; and nodes whose folding would
-store a large tensor twice because another node reads it.
+store a large tensor twice because another node reads it. A Resize is computed by onnxruntime: that
+of stored positions would stay in every vision transformer, and TensorRT has no cubic one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.helper import np_dtype_to_tensor_dtype
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
@@ -30,6 +35,7 @@ from ortboost.graph.query import (
     static_shape,
 )
 from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.runtime.session import open_session
 
 __all__ = ["fold_constants"]
 
@@ -37,6 +43,7 @@ _HIDDEN_DOMAIN = "ortboost.hidden"
 _COPY = 1 << 18  # elements; smaller copies do not matter
 _RESULT = 1 << 20  # elements; a larger result must not be larger than what it is computed from
 _SMALL = 64  # elements of a ConstantOfShape, which may be part of a shape
+_IR_VERSION = 8  # every runtime reads it
 _NO_LIMIT = 1 << 62  # size is decided here, not by the pass
 _GROWING = ("Expand", "Pad", "Range", "Tile")
 _KEPT = {
@@ -57,6 +64,7 @@ def fold_constants(model: ir.Model) -> Report:
     before, opset = count_operators(model), model.opset_imports.get("", 0)
     constants = _constant_nodes(model, opset)
     _fold_splits(model, constants, opset)
+    _fold_resizes(model, constants, opset)
 
     def should_fold(node: ir.Node) -> bool | None:
         reason = _obstacle(node, constants, opset)
@@ -128,6 +136,41 @@ def _fold_splits(model: ir.Model, constants: set[ir.Node], opset: int) -> None:
     rewrite_nodes(model, "fold_constants", {"Split": rule}, subgraphs=True)
 
 
+def _fold_resizes(model: ir.Model, constants: set[ir.Node], opset: int) -> None:
+    """Fold each Resize of a stored tensor, as onnxruntime computes it."""
+
+    def rule(site: Site) -> list[ir.Value] | None:
+        given = [value for value in site.node.inputs if value is not None]
+        arrays = {value.name or "": constant(value) for value in given}
+        feeds = {name: array for name, array in arrays.items() if array is not None}
+        if len(feeds) < len(arrays) or static_shape(site.node.outputs[0]) is None:
+            return None
+        if _too_large(site.node, constants):
+            return None
+        whole = _computed(site.node, feeds, opset)
+        return None if whole is None else [site.const(whole)]
+
+    rewrite_nodes(model, "fold_constants", {"Resize": rule}, subgraphs=True)
+
+
+def _computed(node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int) -> NDArray[Any] | None:
+    """The output of a standard node as onnxruntime computes it; ``None`` if it does not."""
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    output = onnx.helper.make_empty_tensor_value_info(node.outputs[0].name or "")
+    graph = onnx.helper.make_graph([ir.to_proto(node)], "node", inputs, [output])
+    proto = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=_IR_VERSION
+    )
+    try:
+        session = open_session(ir.from_proto(proto), device="cpu", optimize=False)
+        return np.asarray(session.run(None, dict(feeds))[0])
+    except Exception:  # a type without a kernel: whatever stops the runtime, the node stays
+        return None
+
+
 def _forget_branches(model: ir.Model) -> None:
     """Remove nodes of deleted branches from the uses of their inputs, which the pass leaves there.
 
@@ -175,6 +218,11 @@ def _obstacle(node: ir.Node, constants: set[ir.Node], opset: int) -> str | None:
             return "a single value describes its large result"
     if is_standard(node, "Dropout") and input_at(node, 2) is not None:
         return "it may draw random numbers"
+    return _too_large(node, constants)
+
+
+def _too_large(node: ir.Node, constants: set[ir.Node]) -> str | None:
+    """Why the result of a node is not stored, or ``None``."""
     # A large result would be stored beside the tensor that it is computed from, unless all readers
     # of that are folded too.
     result = static_shape(node.outputs[0])

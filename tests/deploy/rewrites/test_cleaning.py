@@ -160,6 +160,37 @@ def test_a_standardized_weight_is_folded(opset, folded):
     assert ops(model).get("BatchNormalization", 0) == (not folded)
 
 
+@pytest.mark.parametrize(
+    ("settings", "wanted", "folded"),
+    [
+        ('mode = "cubic"', "w, , , sizes", True),
+        ('mode = "linear", coordinate_transformation_mode = "align_corners"', "w, , scales", True),
+        ('mode = "nearest", nearest_mode = "floor"', "w, , , sizes", True),
+        ('mode = "cubic"', "w, , , open", False),
+        ('mode = "cubic"', "w, , , huge", False),
+    ],
+)
+def test_stored_positions_are_resized_once(settings, wanted, folded):
+    """Of a vision transformer; the reference of ONNX has other values than the runtimes."""
+    model = net(
+        f"r = Resize<{settings}>({wanted}) y = Add(x, r)",
+        "float[n,3,4,6] x, int64[4] open, float[1,3,3,2] w, int64[4] sizes, float[4] scales, "
+        "int64[4] huge",
+        "float[n,3,h,w] y",
+        w=weights(1, 3, 3, 2),
+        sizes=np.array([1, 3, 4, 6]),
+        scales=np.float32([1, 1, 1.4, 3]),
+        huge=np.array([1, 3, 1024, 1536]),
+    )
+    size = (1024, 1536) if "huge" in wanted else (4, 6)
+    given = {"open": np.array([1, 3, 4, 6])}
+    if "huge" in wanted:
+        model.graph.inputs[0].shape = ir.Shape(["n", 3, *size])
+    report = check(fold_constants, model, {"x": weights(2, 3, *size), **given})
+    assert report.changed == ({"Resize": "1 -> 0"} if folded else {})
+    assert ops(model) == ({"Add": 1} if folded else {"Resize": 1, "Add": 1})
+
+
 def test_constants_in_a_body_are_folded():
     body = "next (int64 i, bool c, float[n,3,4] s) => (bool d, float[n,3,4] t)"
     model = net(
