@@ -119,6 +119,25 @@ def test_layers_that_share_weight_and_adapter(again):
     assert "w/merged" not in {v.name for v in model.graph.initializers.values() if v.uses()}
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "p = MatMul(x, w) q = Gemm<transB = 1>(x, w)",
+        "t = Transpose(w) p = MatMul(x, w) q = MatMul(x, t)",
+        "t = Transpose(w) p = MatMul(x, t) q = Gemm<transB = 1>(x, w)",
+        "t = Transpose(w) s = Transpose(w) p = MatMul(x, t) q = Gemm<transB = 1>(x, s)",
+    ],
+)
+def test_layers_that_read_a_square_weight_in_different_orientations(layers):
+    model = linear(
+        f"{layers} {PATH} y0 = Add(p, u) e = MatMul(x, a) v = MatMul(e, b) y1 = Add(q, v) "
+        "y = Sub(y0, y1)",
+        w=weights(6, 6),
+        b=weights(2, 6, seed=2),
+    )
+    assert len(check(merge_low_rank, model, BATCH).changed) == 2
+
+
 def test_a_shared_weight_with_two_adapters_is_kept():
     model = linear(
         SHARED.replace("MatMul(z, a)", "MatMul(z, c)") + " y = Identity(y1)",
