@@ -305,7 +305,7 @@ def _round_as_kernels(graph: onnx.GraphProto, found: Iterator[_Reader]) -> bool:
         if any(_round_as_kernels(body, found) for body in walk.subgraphs(node)):
             return True
         place = 2 if len(node.input) > _OLD_INPUTS else 1
-        if node.op_type not in _RESIZING or place >= len(node.input) or any(node.input[3:]):
+        if node.op_type not in _RESIZING or place >= len(node.input):
             continue
         scales, name = node.input[place], f"ortboost/scales/{node.output[0]}"
         exact = None if scales == name else _exact_scales(node, tensors.get(scales), lengths)

@@ -163,6 +163,16 @@ def test_what_is_used_elsewhere_is_kept(more, reason):
     assert_kept(report, "y0", reason)
 
 
+def test_a_transposed_weight_that_another_layer_reads_is_kept():
+    model = linear(
+        f"v = Transpose<perm = [1, 0]>(t) p = MatMul(x, v) {PATH} y0 = Add(p, u) r = Neg(x) "
+        "q = MatMul(r, v) y = Add(y0, q)",
+        t=W.T.copy(),
+    )
+    report = check(merge_low_rank, model, BATCH)
+    assert_kept(report, "y0", "the weight of 'p' is computed, not stored")
+
+
 @pytest.mark.parametrize(
     "body",
     [
