@@ -41,9 +41,10 @@ def _quietly() -> int:
     import os
     import signal
 
-    for name in ("stdout", "stderr"):  # closed (>&-): no library may get its number for a file
+    # Closed (>&-): no library may get its number for a file. The lowest free number is taken.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # the locale may not have what a path has
         sys.stdout.reconfigure(errors="backslashreplace")
     from ortboost.cli import leave_if_interrupted, main

@@ -64,14 +64,16 @@ def _bounds(site: Site) -> list[tuple[str, ir.Value]]:
 
 def has_steep_reader(value: ir.Value, at: NDArray[Any] | None = None) -> bool:
     """Whether a function with an infinite slope, at these values if given, reads a value."""
-    waiting, seen = [value], {value}
+    waiting, seen = [(value, False)], {value}
     while waiting:  # no recursion: a recurrent layer with a mask is a long chain of Where
-        for node, index in waiting.pop().uses():
+        passed, scaled = waiting.pop()
+        for node, index in passed.uses():
             if _passes(node, index):
-                waiting += [v for v in node.outputs if v not in seen]
+                after = scaled or node.op_type in ("Div", "Mul")
+                waiting += [(v, after) for v in node.outputs if v not in seen]
                 seen.update(node.outputs)
-            elif _steep(node, index, at):
-                return True
+            elif _steep(node, index, at) and not (scaled and _STEEP.get(node.op_type)):
+                return True  # a factor leaves 0 where it is, and moves 1
     return False
 
 

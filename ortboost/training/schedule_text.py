@@ -126,7 +126,7 @@ def _pairs(schedule: Schedule, options: _Options) -> str:
 
 
 def _value(value: float | Sequence[float]) -> str:
-    return "/".join(map(_value, value)) if isinstance(value, Sequence) else f"{value:.10g}"
+    return "/".join(map(_value, value)) if isinstance(value, Sequence) else str(value)
 
 
 def _read(text: str, kind: str, pairs: Sequence[str], known: _Options) -> dict[str, Any]:

@@ -57,6 +57,14 @@ def test_a_bound_before_an_inverse_function(steep, slope, engine):
     np.testing.assert_allclose(found, [0, slope, 0], rtol=1e-6)
 
 
+def test_a_factor_moves_a_bound_away_from_the_infinite_slope_but_not_zero():
+    model = graph("""g (float[N] x, float[N] c) => (float[N] u, float[N] v) <float half = {0.5}> {
+        a = Mul(x, half) u = Atanh(a) b = Mul(c, half) v = Sqrt(b) }""")
+    x, c = model.graph.inputs
+    assert not has_steep_reader(x, np.array(1.0))
+    assert has_steep_reader(c, np.array(0.0))
+
+
 @pytest.mark.parametrize(
     "bounded",
     [

@@ -77,6 +77,18 @@ def test_errors_on_a_closed_stderr_do_not_reach_stdout(tmp_path):
     assert (found.returncode, found.stdout) == (8, b"")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_a_file_does_not_get_the_number_of_a_closed_stream(closed):
+    """A library that writes a message would write it into the file."""
+    code = """if True:
+        import os
+        from ortboost import __main__, cli
+        cli.main = lambda: os.open(os.devnull, os.O_RDONLY)
+        __main__.command()"""
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    assert subprocess.run(words, cwd=ROOT, check=False).returncode == 3
+
+
 @pytest.mark.parametrize("stdout", ["ascii", "closed"])
 def test_results_on_a_stdout_without_these_letters_or_none_at_all(tmp_path, stdout):
     """Both were reported as a bug of ortboost, after the work was done."""

@@ -190,7 +190,7 @@ def test_smoothing_is_a_mean_of_the_finite_values_that_has_half_its_width_at_the
 def test_equal_losses_give_equal_curves_where_runs_are_compared(monkeypatch, tmp_path):
     """One run with fewer steps than are smoothed alone, one with more."""
     short = history(*[step(number) for number in range(1, 46)])
-    long = history(*[step(number) for number in range(1, 61)])
+    long = history(*[step(number) for number in range(1, 301)])
     figure = drawn(monkeypatch, [short, long], tmp_path)
     first, second = (line.get_ydata() for line in figure.axes[0].get_lines()[:2])
     np.testing.assert_array_equal(first[:40], second[:40])

@@ -15,12 +15,13 @@ import pytest
 from resumable import STEPS, build, fingerprint, main
 
 from ortboost.core.errors import ArgumentTypeError, FileError, UsageError
+from ortboost.core.field_types import write_config
 from ortboost.training import Callback, checkpoint_file
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.history import RunHistory
 from ortboost.training.logs import read_log
-from ortboost.training.resume import verify_run
-from ortboost.training.schedules import Constant
+from ortboost.training.resume import _schedule, verify_run
+from ortboost.training.schedules import Constant, PerStep
 
 
 def curves(folder):
@@ -361,3 +362,11 @@ def test_what_changed_in_the_data_is_said_in_words():
         with pytest.raises(UsageError, match="training data changed") as caught:
             verify_run(progress, run, data)
         assert caught.value.where == f"training data.{where}"
+
+
+def test_a_schedule_in_a_warning_is_short_and_may_be_of_another_version():
+    text = _schedule(write_config(PerStep((0.1,) * 99)))
+    assert text.startswith("list:0.1/0.1/")
+    assert len(text) == 103
+    assert _schedule({"kind": "spiral"}) == "{'kind': 'spiral'}"
+    assert _schedule(None) == "None"

@@ -33,6 +33,7 @@ from ortboost.training.schedules import (
         ("step:0.1,every=500,gamma=0.5", StepDecay(0.1, 500, 0.5)),
         ("multistep:0.1,at=5/8", MultiStep(0.1, (5, 8))),
         ("list:0.3/0.2, warmup=2", LinearWarmup(PerStep((0.3, 0.2)), 2)),
+        ("cosine:0.30000000000000004,steps=12345678901", Cosine(0.1 + 0.2, 12345678901)),
     ],
 )
 def test_forms(text, schedule):

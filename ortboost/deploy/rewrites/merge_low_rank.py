@@ -80,11 +80,11 @@ class _Weights:
             Refusal: It is not stored, a node without this adapter reads it, or the sum is not
                 finite in its type.
         """
-        reader, index = layer, 1
+        reader, index, turned = layer, 1, _is_turned(layer)
         turn = producer_of(layer.inputs[1], "Transpose")
         if turn is not None and permutation(turn) == [1, 0] and sole_consumer(turn.outputs[0]):
             # As torch's dynamo exporter writes a linear layer; folding constants removes it.
-            reader, index, correction = turn, 0, correction.T
+            reader, index, turned, correction = turn, 0, not turned, correction.T
         weight = reader.inputs[index]
         stored = constant(weight)
         if weight is None or stored is None or not weight.is_initializer():
@@ -95,7 +95,7 @@ class _Weights:
             raise Refusal(f"'{weight.name}' is shared with another node")
         if stored.shape != correction.shape:
             raise Refusal(f"'{weight.name}' has another shape than its correction")
-        key = (weight, index, *adapter)
+        key = (weight, turned, *adapter)
         if key not in self._copies:
             with np.errstate(over="ignore"):  # float16 ends at 65504
                 merged = (stored.astype(np.float64) + correction).astype(stored.dtype)

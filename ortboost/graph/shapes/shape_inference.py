@@ -27,6 +27,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir import serde
 
 from ortboost.core.errors import ModelError, first_line
@@ -58,6 +59,7 @@ _HIDDEN = "ortboost.not_yet_inferred"
 _CHAIN = 12  # more Slices, each reading what the one before computed, than any known model has
 _RESIZING = ("Resize", "Upsample")
 _OLD_INPUTS = 2  # of Upsample, and of Resize before opset 11: image, scales
+_LOOSE_WEIGHTS = 4  # the first IR version whose stored tensors need not be inputs
 _PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
@@ -266,60 +268,71 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
 
 def _infer_as_run(proto: onnx.ModelProto, *, check_type: bool) -> onnx.ModelProto:
     """Infer once more after each Resize, from the first on, whose length onnxruntime rounds up."""
+    graphs = (proto.graph, *walk.graphs_of(proto.graph.node))
+    resizing = any(node.op_type in _RESIZING for graph in graphs for node in graph.node)
     while True:
         found = onnx.shape_inference.infer_shapes(
             proto, check_type=check_type, strict_mode=False, data_prop=True
         )
-        if not _round_as_kernels(proto, found):
+        if not resizing or not _round_as_kernels(proto.graph, _lengths(found.graph)):
             return found
+        proto.ir_version = max(proto.ir_version, _LOOSE_WEIGHTS)
 
 
-def _round_as_kernels(proto: onnx.ModelProto, found: onnx.ModelProto) -> bool:
-    """Change the scales of each Resize that onnx's inference rounds otherwise than onnxruntime.
+def _round_as_kernels(graph: onnx.GraphProto, found: Iterator[_Reader]) -> bool:
+    """Change the scales of the first Resize that onnx rounds otherwise than onnxruntime.
 
     onnxruntime multiplies in float32, onnx in float64: 5 times 1.8 (1.79999995 in float32) is 9 for
-    the one and 8 for the other.
+    the one and 8 for the other. Only the first: the lengths after it are not yet those of a run.
+
+    Args:
+        graph: The main graph, or the body of a node.
+        found: All its nodes as inferred, with the lengths.
 
     Returns:
-        Whether any were changed.
+        Whether there was one.
     """
-    if not any(node.op_type in _RESIZING for node in proto.graph.node):
-        return False
-    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    # Inference knows the scales only in their own graph.
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
     tensors.update(
         (node.output[0], attribute.t)
-        for node in proto.graph.node
+        for node in graph.node
         if node.op_type == "Constant"
         for attribute in node.attribute
         if attribute.name == "value"
     )
-    lengths = next((known for _, known in _lengths(found.graph)), _Lengths())
-    changed = False
-    for node in proto.graph.node:
+    for node, (_, lengths) in zip(graph.node, found, strict=False):
+        if any(_round_as_kernels(body, found) for body in walk.subgraphs(node)):
+            return True
         place = 2 if len(node.input) > _OLD_INPUTS else 1
-        if node.op_type not in _RESIZING or place >= len(node.input) or any(node.input[3:]):
+        if node.op_type not in _RESIZING or place >= len(node.input):
             continue
-        tensor, before = tensors.get(node.input[place]), lengths.get(node.input[0])
-        inferred = lengths.get(node.output[0])
-        if tensor is None or before is None or inferred is None or len(before) != len(inferred):
-            continue
-        scales = onnx.numpy_helper.to_array(tensor)
-        given = next((a.ints for a in node.attribute if a.name == "axes"), range(len(before)))
-        axes = [axis for axis in given if -len(before) <= axis < len(before)]
-        if scales.dtype != np.float32 or not len(axes) == len(given) == scales.size:
-            continue
-        old, new = (np.array([dims[axis] for axis in axes]) for dims in (before, inferred))
-        lengthened = (old.astype(np.float32) * scales).astype(np.int64)
-        wrong = (old > 0) & (lengthened != new)
-        name = f"ortboost/scales/{node.output[0]}"
-        if wrong.any() and name != node.input[place]:
-            middle = (lengthened + 0.5) / np.maximum(old, 1)  # no rounding changes this length
-            exact = np.where(wrong, middle, scales).astype(np.float32)
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(exact, name))
-            proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, exact.shape))
+        scales, name = node.input[place], f"ortboost/scales/{node.output[0]}"
+        exact = None if scales == name else _exact_scales(node, tensors.get(scales), lengths)
+        if exact is not None:
+            graph.initializer.append(onnx.numpy_helper.from_array(exact, name))
             node.input[place] = name
-            changed = True
-    return changed
+            return True
+    return False
+
+
+def _exact_scales(
+    node: onnx.NodeProto, tensor: onnx.TensorProto | None, lengths: _Lengths
+) -> NDArray[np.float32] | None:
+    """The scales of a Resize from which onnx infers the lengths of a run, if they differ."""
+    before, inferred = lengths.get(node.input[0]), lengths.get(node.output[0])
+    if tensor is None or before is None or inferred is None or len(before) != len(inferred):
+        return None
+    scales = onnx.numpy_helper.to_array(tensor)
+    given = next((a.ints for a in node.attribute if a.name == "axes"), range(len(before)))
+    axes = [axis for axis in given if -len(before) <= axis < len(before)]
+    if scales.dtype != np.float32 or not len(axes) == len(given) == scales.size:
+        return None
+    old, new = (np.array([dims[axis] for axis in axes]) for dims in (before, inferred))
+    lengthened = (old.astype(np.float32) * scales).astype(np.int64)
+    wrong = (old > 0) & (lengthened != new)
+    middle = (lengthened + 0.5) / np.maximum(old, 1)  # no rounding changes this length
+    return np.where(wrong, middle, scales).astype(np.float32) if wrong.any() else None
 
 
 def _is_slice(node: onnx.NodeProto) -> bool:

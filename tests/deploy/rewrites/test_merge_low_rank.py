@@ -119,6 +119,25 @@ def test_layers_that_share_weight_and_adapter(again):
     assert "w/merged" not in {v.name for v in model.graph.initializers.values() if v.uses()}
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "p = MatMul(x, w) q = Gemm<transB = 1>(x, w)",
+        "t = Transpose(w) p = MatMul(x, w) q = MatMul(x, t)",
+        "t = Transpose(w) p = MatMul(x, t) q = Gemm<transB = 1>(x, w)",
+        "t = Transpose(w) s = Transpose(w) p = MatMul(x, t) q = Gemm<transB = 1>(x, s)",
+    ],
+)
+def test_layers_that_read_a_square_weight_in_different_orientations(layers):
+    model = linear(
+        f"{layers} {PATH} y0 = Add(p, u) e = MatMul(x, a) v = MatMul(e, b) y1 = Add(q, v) "
+        "y = Sub(y0, y1)",
+        w=weights(6, 6),
+        b=weights(2, 6, seed=2),
+    )
+    assert len(check(merge_low_rank, model, BATCH).changed) == 2
+
+
 def test_a_shared_weight_with_two_adapters_is_kept():
     model = linear(
         SHARED.replace("MatMul(z, a)", "MatMul(z, c)") + " y = Identity(y1)",
@@ -142,6 +161,16 @@ def test_what_is_used_elsewhere_is_kept(more, reason):
     report = check(merge_low_rank, model, BATCH)
     assert not report.changed
     assert_kept(report, "y0", reason)
+
+
+def test_a_transposed_weight_that_another_layer_reads_is_kept():
+    model = linear(
+        f"v = Transpose<perm = [1, 0]>(t) p = MatMul(x, v) {PATH} y0 = Add(p, u) r = Neg(x) "
+        "q = MatMul(r, v) y = Add(y0, q)",
+        t=W.T.copy(),
+    )
+    report = check(merge_low_rank, model, BATCH)
+    assert_kept(report, "y0", "the weight of 'p' is computed, not stored")
 
 
 @pytest.mark.parametrize(

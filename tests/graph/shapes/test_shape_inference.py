@@ -405,7 +405,9 @@ def test_a_resize_gets_the_length_that_onnxruntime_computes(n, scale, opset):
     np.testing.assert_array_equal(run(model, feeds)["length"], expected["length"])
 
 
-@pytest.mark.parametrize(("axes", "scales"), [((2,), (1.8,)), ((3, 2), (1.4, 1.8)), ((7,), (1.8,))])
+@pytest.mark.parametrize(
+    ("axes", "scales"), [((2,), (1.8,)), ((-2,), (1.8,)), ((3, 2), (1.4, 1.8)), ((7,), (1.8,))]
+)
 def test_a_resize_along_some_axes(axes, scales):
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
@@ -417,5 +419,58 @@ def test_a_resize_along_some_axes(axes, scales):
     infer_shapes(model)
     y, z = (known_shape(value) for value in model.graph.outputs)
     assert z == ("N", 1, 5, 5)
+    # onnxruntime 1.19 has no negative axes.
+    model.graph.node(0).attributes.add(ir.AttrInt64s("axes", [axis % 4 for axis in axes]))
     if axes != (7,):  # which is refused elsewhere
         assert y[2:] == run(model, {"x": np.zeros([2, 1, 5, 5], np.float32)})["y"].shape[2:]
+
+
+def test_a_resize_after_one_whose_length_was_corrected():
+    """10 * 0.7 is 7, not 6; only 6 * 5.6666665 is rounded in two ways."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,10,4] x, float[4] s, float[4] t) => (y) {
+          h = Resize<mode = "nearest">(x, , s) y = Resize<mode = "nearest">(h, , t) }""",
+        s=np.float32([1, 1, 0.7, 1]),
+        t=np.float32([1, 1, 17 / 3, 1]),
+    )
+    infer_shapes(model)
+    y = known_shape(model.graph.outputs[0])
+    assert y[2:] == run(model, {"x": np.zeros([2, 1, 10, 4], np.float32)})["y"].shape[2:]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = If(c) <then_branch = a () => (r) { %s }, else_branch = b () => (z) { z = Relu(x) }>",
+        "y = If(c) <then_branch = a () => (z) { z = Relu(x) }, else_branch = b () => (r) { %s }>",
+        """i = Constant<value = float {1.0}>()
+        b = Unsqueeze(x, zero)
+        u, y = Scan<num_scan_inputs = 1, body = a (float k, float[2,1,5,4] h) => (l, r)
+          { l = Identity(k) %s }>(i, b)""",
+    ],
+)
+def test_a_resize_in_a_body(body):
+    resize = (
+        "s = Constant<value = float[4] {1.0, 1.0, 1.8, 1.0}>() "
+        f'r = Resize<mode = "nearest">({"h" if "Scan" in body else "x"}, , s)'
+    )
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2,1,5,4] x, bool c, int64[1] zero) => (y) {{ {body % resize} }}""",
+        zero=np.array([0]),
+    )
+    infer_shapes(model)
+    (found,) = (node for node in model.graph.all_nodes() if node.op_type == "Resize")
+    assert known_shape(found.outputs[0])[2:] == (9, 4)
+
+
+def test_a_resize_in_a_file_that_lists_its_weights_as_inputs():
+    model = text_model(
+        """<ir_version: 3, opset_import: ["" : 9]>
+        net (float[N,1,5,4] x, float[4] s) => (y) { y = Upsample<mode = "nearest">(x, s) }""",
+        s=np.float32([1, 1, 1.8, 1]),
+    )
+    model.graph.inputs.append(model.graph.initializers["s"])
+    infer_shapes(model)
+    assert known_shape(model.graph.outputs[0])[2:] == (9, 4)
