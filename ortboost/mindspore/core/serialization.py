@@ -49,8 +49,9 @@ def save_checkpoint(
     """Write parameters to a safetensors file, atomically.
 
     Args:
-        save_obj: A cell, a dict from name to Parameter, or a list of dicts with ``name`` and
-            ``data`` (a Parameter or Tensor).
+        save_obj: A cell, a dict from name to Parameter, or a list of Parameters
+            (``net.trainable_params()``) or of dicts with ``name`` and ``data`` (a Parameter or
+            Tensor).
         ckpt_file_name: The file; the suffix ``.safetensors`` is added if missing.
         integrated_save: Accepted without effect: every process has all values.
         async_save: Accepted without effect: the file is complete when the function returns.
@@ -77,15 +78,15 @@ def save_checkpoint(
     kind = type(save_obj).__name__
     if isinstance(save_obj, Cell):
         save_obj = save_obj.parameters_dict()
-    elif isinstance(save_obj, list) and all(_is_entry(item) for item in save_obj):
-        save_obj = {item["name"]: item["data"] for item in save_obj}
+    elif isinstance(save_obj, list):
+        save_obj = dict(_entry(item) for item in save_obj)
     parameters = save_obj.values() if isinstance(save_obj, Mapping) else [None]
     if not all(isinstance(parameter, Parameter | Tensor) for parameter in parameters):
         raise ArgumentTypeError(
             f"'save_obj' is {kind}.",
             where="save_checkpoint",
-            fix="Give a network, a dict from name to Parameter, or a list of dicts with name and "
-            "data.",
+            fix="Give a network, a dict from name to Parameter, or a list of Parameters or dicts "
+            "with name and data.",
         )
     if not Path(ckpt_file_name).name:
         raise ArgumentValueError(
@@ -172,7 +173,10 @@ def load_checkpoint(
 
 @checked
 def load_param_into_net(
-    net: Cell, parameter_dict: Mapping[str, Any], strict_load: bool = False
+    net: Cell,
+    parameter_dict: Mapping[str, Any],
+    strict_load: bool = False,
+    remove_redundancy: bool = False,
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Load values into a network, by name.
 
@@ -180,6 +184,7 @@ def load_param_into_net(
         net: The network.
         parameter_dict: From :func:`load_checkpoint`, also MindSpore's; or arrays by name.
         strict_load: Raise if a parameter of the network is missing.
+        remove_redundancy: Must be False.
 
     Returns:
         The parameters of the network that got no value (a warning lists them), and the given names
@@ -195,6 +200,7 @@ def load_param_into_net(
         >>> load_param_into_net(net, ob.load_checkpoint(ob.save_checkpoint(net, "mlp")))
         ([], [])
     """
+    refuse_given("load_param_into_net", remove_redundancy=remove_redundancy)
     own = net.parameters_dict()
     missing = [name for name in own if name not in parameter_dict]
     if missing and strict_load:
@@ -231,8 +237,13 @@ def _chosen_by_prefix(
     return lambda name: name.startswith(starts or "") and not name.startswith(others)
 
 
-def _is_entry(item: Any) -> bool:
-    return isinstance(item, Mapping) and isinstance(item.get("name"), str) and "data" in item
+def _entry(item: Any) -> tuple[str, Any]:
+    """Name and value of an element of a list; the value is ``None`` if there is none."""
+    if isinstance(item, Parameter):
+        return item.name, item
+    if isinstance(item, Mapping) and isinstance(item.get("name"), str):
+        return item["name"], item.get("data")
+    return "", None
 
 
 def _with_suffix(name: str | os.PathLike[str]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,10 @@ __all__ = [
     "rearrange_inputs",
 ]
 
+_R = TypeVar("_R")
 
-def rearrange_inputs(update: Callable[..., None]) -> Callable[..., None]:
+
+def rearrange_inputs(update: Callable[..., _R]) -> Callable[..., _R]:
     """Decorate a metric's ``update``: its inputs are those of :meth:`Metric.set_indexes`.
 
     Raises:
@@ -47,8 +49,8 @@ def rearrange_inputs(update: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(update)
-    def rearranged(metric: Metric, *inputs: Any) -> None:
-        update(metric, *(inputs if not metric.indexes else chosen(inputs, metric.indexes)))
+    def rearranged(metric: Metric, *inputs: Any) -> _R:
+        return update(metric, *(inputs if not metric.indexes else chosen(inputs, metric.indexes)))
 
     return rearranged
 

@@ -83,10 +83,11 @@ class LossMonitor(Callback):
 
 
 class TimeMonitor(Callback):
-    """Print the time per epoch and per step, in milliseconds.
+    """Print the time per epoch of training and per step, in milliseconds.
 
     Args:
         data_size: Steps per epoch; counted if not given.
+        data_time: Print the time per step that was spent on waiting for data, too.
 
     Example:
         >>> model.train(1, batches, callbacks=TimeMonitor())  # doctest: +SKIP
@@ -94,22 +95,33 @@ class TimeMonitor(Callback):
     """
 
     @checked
-    def __init__(self, data_size: Count | None = None) -> None:
+    def __init__(self, data_size: Count | None = None, data_time: bool = False) -> None:
         self.data_size = data_size
-        self._started = 0.0
+        self.data_time = data_time
+        self._started = self._waiting_since = self._waited = 0.0
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Start the clock."""
-        self._started = time.perf_counter()
+        self._started = self._waiting_since = time.perf_counter()
+        self._waited = 0.0
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Add the time since the last step."""
+        self._waited += time.perf_counter() - self._waiting_since
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Start the clock of the data."""
+        self._waiting_since = time.perf_counter()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the times."""
         args = run_context.original_args()
         spent = (time.perf_counter() - self._started) * 1000
         steps = self.data_size or args.cur_step_in_epoch or 1
-        print(
-            f"Train epoch time: {spent:.3f} ms, per step time: {spent / steps:.3f} ms", flush=True
-        )
+        line = f"Train epoch time: {spent:.3f} ms, per step time: {spent / steps:.3f} ms"
+        if self.data_time:
+            line += f" (data time: {self._waited * 1000 / steps:.3f} ms)"
+        print(line, flush=True)
 
 
 class EarlyStopping(Callback):

@@ -221,7 +221,7 @@ class Model:
             if chosen(number):
                 given = CallbackParam(args, valid_dataset=valid_dataset)
                 results = self._evaluate(batches, args.list_callback, given)
-                args.eval_results = given.eval_results
+                args.metrics, args.eval_results = given.metrics, given.eval_results
                 print(f"Eval result: epoch {number}, metrics: {results}", flush=True)
 
         with entered(callbacks) as listeners:
@@ -309,6 +309,7 @@ class Model:
             if validate is not None and not context.get_stop_requested():
                 validate(number + 1, args)
             call_all(listeners, "on_train_epoch_end", context)
+            args.pop("metrics", None)
             args.pop("eval_results", None)
             if context.get_stop_requested():
                 break
@@ -363,6 +364,7 @@ class Model:
             "cur_step_num": 0,
             "eval_network": network,
             "net_outputs": None,
+            "dataset_sink_mode": False,
             "list_callback": listeners,
         }
         context = RunContext(args)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -198,12 +199,15 @@ def test_callbacks_know_the_epoch_and_the_results_in_a_validation():
             args = run_context.original_args()
             assert args.metrics == {"acc": args.eval_results["acc"]}
             assert args.valid_dataset is DATA
+            assert args.dataset_sink_mode is False
             seen.append((args.mode, args.cur_epoch_num, args.epoch_num, args.cur_step_num))
             seen.append(args.eval_results["eval_loss"])
 
         def on_train_epoch_end(self, run_context):
-            assert run_context.original_args().eval_results["eval_loss"] == seen[-1]
-            assert run_context.original_args().mode == "train"
+            args = run_context.original_args()
+            assert args.eval_results["eval_loss"] == seen[-1]
+            assert args.metrics == {"acc": args.eval_results["acc"]}
+            assert (args.mode, args.dataset_sink_mode) == ("train", False)
 
     model, net = make(metrics={"acc"})
     model.fit(2, DATA[:2], DATA, callbacks=Results())
@@ -271,6 +275,18 @@ def test_monitors_print_mindspores_lines(capsys):
     assert re.fullmatch(r"epoch: 1 step: 2, loss is \d+\.\d+", lines[0])
     assert re.fullmatch(r"Eval result: epoch 1, metrics: \{'accuracy': [\d.]+\}", lines[1])
     assert re.fullmatch(r"Train epoch time: [\d.]+ ms, per step time: [\d.]+ ms", lines[2])
+
+
+def test_time_monitor_prints_the_time_spent_on_waiting_for_data(capsys):
+    def slow():
+        for batch in DATA[:2]:
+            time.sleep(0.05)
+            yield batch
+
+    make()[0].train(1, slow, callbacks=TimeMonitor(data_time=True))
+    line = capsys.readouterr().out
+    found = re.fullmatch(r"Train .* per step time: ([\d.]+) ms \(data time: ([\d.]+) ms\)\n", line)
+    assert 50 <= float(found[2]) <= float(found[1])
 
 
 def test_a_loss_that_is_not_finite_stops_unless_the_step_was_skipped():
@@ -368,8 +384,12 @@ def test_parts_of_a_checkpoint(tmp_path):
     bias = loaded["fc1.bias"]
     save_checkpoint([{"name": "a", "data": bias}, {"name": "b", "data": bias.data.T}], file)
     np.testing.assert_array_equal(load_checkpoint(file)["b"].asnumpy(), bias.asnumpy())
-    with pytest.raises(TypeError, match="list"):
-        save_checkpoint([bias], file)
+    save_checkpoint(net.trainable_params(), file, choice_func=lambda n: "fc1" in n)  # as documented
+    assert set(load_checkpoint(file)) == {"fc1.weight", "fc1.bias"}
+    for wrong in ([bias, "fc1.bias"], [{"name": "a"}], [bias.data]):
+        with pytest.raises(TypeError, match="list"):
+            save_checkpoint(wrong, file)
+    load_param_into_net(net, load_checkpoint(save_checkpoint(net, file)), remove_redundancy=False)
 
 
 def test_early_stopping_ends_the_run_and_restores(capsys):
