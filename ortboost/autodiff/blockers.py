@@ -18,6 +18,7 @@ from ortboost.graph.query import (
     is_standard,
     label,
     source_before,
+    subgraphs,
 )
 from ortboost.graph.reach import Reach, ancestors, uses_inside, values_by_name
 from ortboost.graph.weights.fake_quantization import is_fake_quantizer
@@ -155,22 +156,23 @@ def _wrong_types(model: ir.Model, targets: Sequence[str]) -> Iterator[Blocker]:
     """Inputs of a type that the operator does not take, as of `torch.log(torch.tensor(3))`."""
     values = values_by_name(model.graph)
     before_loss = ancestors(values.get(name) for name in targets)
-    for node in model.graph:
-        if node not in before_loss or not is_standard(node):
-            continue
-        schema = find_schema(node.op_type, model.opset_imports.get("", 0))
-        formal = () if schema is None else schema.inputs
-        for index, value in enumerate(node.inputs):
-            if value is None or not isinstance(value.type, ir.TensorType) or not formal:
-                continue
-            kind, taken = value.type.dtype.name.lower(), formal[min(index, len(formal) - 1)].types
-            if kind != "undefined" and f"tensor({kind})" not in taken:
-                yield Blocker(
-                    label(node),
-                    node.op_type,
-                    f"'{value.name}' is {kind}, which {node.op_type} does not take",
-                    "Convert it to a floating-point number in the model, before this operator.",
-                )
+    for outer in model.graph:
+        inside = (node for body in subgraphs(outer) for node in body.all_nodes())
+        for node in (outer, *inside) if outer in before_loss else ():
+            schema = find_schema(node.op_type, model.opset_imports.get("", 0))
+            formal = () if schema is None or not is_standard(node) else schema.inputs
+            for index, value in enumerate(node.inputs if formal else ()):
+                if value is None or not isinstance(value.type, ir.TensorType):
+                    continue
+                kind = value.type.dtype.name.lower()
+                taken = formal[min(index, len(formal) - 1)].types
+                if kind != "undefined" and f"tensor({kind})" not in taken:
+                    yield Blocker(
+                        label(node),
+                        node.op_type,
+                        f"'{value.name}' is {kind}, which {node.op_type} does not take",
+                        "Convert it to a floating-point number in the model, before this operator.",
+                    )
 
 
 def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:

@@ -64,16 +64,18 @@ def _bounds(site: Site) -> list[tuple[str, ir.Value]]:
 
 def has_steep_reader(value: ir.Value, at: NDArray[Any] | None = None) -> bool:
     """Whether a function with an infinite slope, at these values if given, reads a value."""
-    waiting, seen = [(value, False)], {value}
+    waiting = [(value, False)]
+    seen = set(waiting)
     while waiting:  # no recursion: a recurrent layer with a mask is a long chain of Where
-        passed, scaled = waiting.pop()
+        passed, moved = waiting.pop()
         for node, index in passed.uses():
             if _passes(node, index):
-                after = scaled or node.op_type in ("Div", "Mul")
-                waiting += [(v, after) for v in node.outputs if v not in seen]
-                seen.update(node.outputs)
-            elif _steep(node, index, at) and not (scaled and _STEEP.get(node.op_type)):
-                return True  # a factor leaves 0 where it is, and moves 1
+                after = moved or _moves_one(node, index)
+                reached = [(v, after) for v in node.outputs if (v, after) not in seen]
+                waiting += reached
+                seen.update(reached)
+            elif _steep(node, index, at) and not (moved and _STEEP.get(node.op_type)):
+                return True
     return False
 
 
@@ -81,6 +83,12 @@ def _passes(node: ir.Node, index: int) -> bool:
     if is_standard(node, "Div", "Where"):
         return index == 0 if node.op_type == "Div" else index > 0
     return is_standard(node, *_PASSING)
+
+
+def _moves_one(node: ir.Node, index: int) -> bool:
+    """Whether a stored factor moves 1 away; 0 it leaves in place. A mask of 1 and 0 does not."""
+    factor = constant(node.inputs[1 - index]) if is_standard(node, "Div", "Mul") else None
+    return factor is not None and not (abs(factor) == 1).any()
 
 
 def _steep(node: ir.Node, index: int, at: NDArray[Any] | None) -> bool:

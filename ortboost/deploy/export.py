@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
@@ -32,7 +31,7 @@ from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normal_form.guard_pads import GUARDING_OPSET, guard_pads, needs_guard
 from ortboost.graph.normalize import normalize
 from ortboost.graph.opsets.convert_opset import convert_opset
-from ortboost.graph.shapes.declared_shapes import declared_shapes, restore_declared
+from ortboost.graph.shapes.declared_shapes import restore_read
 from ortboost.graph.shapes.fix_inputs import fix_inputs
 from ortboost.graph.shapes.input_config import InputConfig
 from ortboost.graph.shapes.shape_inference import infer_shapes
@@ -136,12 +135,9 @@ def export_network(source: ModelSource, **settings: Any) -> Exported:
     opsets = range(version, version + 1)
     if chosen.optimize:
         opsets = range(max(version, _OLDEST), max(version + 1, 22))
-    # Declared shapes of outputs that nodes read: `normalize` does not restore them.
-    read = {value.name for value in model.graph.outputs if value.uses()}
-    declared = {name: dims for name, dims in declared_shapes(model).items() if name in read}
     normalized = normalize(model, opsets=opsets, ir_version=model.ir_version, keep_fused=keep_fused)
     reports = [*fixed, *normalized, to_inference(model)]
-    return _finish(model, reports, {"source": Path(source_name(model)).name}, chosen, declared)
+    return _finish(model, reports, {"source": Path(source_name(model)).name}, chosen)
 
 
 def _fixed(model: ir.Model, settings: ExportSettings) -> list[Report]:
@@ -156,16 +152,9 @@ def _fixed(model: ir.Model, settings: ExportSettings) -> list[Report]:
 
 
 def _finish(
-    model: ir.Model,
-    reports: list[Report],
-    stamp: Mapping[str, str],
-    settings: ExportSettings,
-    declared: Mapping[str, ir.Shape] = MappingProxyType({}),
+    model: ir.Model, reports: list[Report], stamp: Mapping[str, str], settings: ExportSettings
 ) -> Exported:
-    """The steps shared by programs and plain models.
-
-    ``declared`` are shapes of outputs that come back at the end, when no rewrite can rely on them.
-    """
+    """The steps shared by programs and plain models."""
     target, opset, low_precision = settings.target, settings.opset, settings.low_precision
     # The opset: the requested one, else the present one if the target supports that.
     precision = low_precision.precision if low_precision is not None else "fp32"
@@ -207,7 +196,7 @@ def _finish(
     steps += later
     if target.guards_pads:
         reports.append(guard_pads(model))
-    reports.append(restore_declared(model, declared))
+    reports.append(restore_read(model))
     _fit_ir_version(model, target)  # again: a step may have raised the opset
     if settings.optimize:
         reports.append(drop_exporter_notes(model))

@@ -40,7 +40,7 @@ from ortboost.graph.opsets.missing_kernels import (
     replace_missing_kernels,
 )
 from ortboost.graph.query import constant, find_nodes, input_at, is_read, is_standard, known_shape
-from ortboost.graph.shapes.declared_shapes import declared_shapes, restore_declared
+from ortboost.graph.shapes.declared_shapes import declared_shapes, put_aside, restore_declared
 from ortboost.graph.shapes.loop_shapes import infer_loops
 from ortboost.graph.shapes.shape_inference import check_lengths, infer_shapes
 from ortboost.graph.shapes.static_shapes import static_shapes
@@ -89,8 +89,9 @@ def normalize(
     _lift_constants(model)
     separate_branch_names(model)
     # If nodes read an output, its declared shape is not restored: only inferred ones are reliable.
-    read = {value.name for value in model.graph.outputs if value.uses()}
-    declared = {name: dims for name, dims in declared_shapes(model).items() if name not in read}
+    read = {value.name or "" for value in model.graph.outputs if value.uses()}
+    declared = declared_shapes(model)
+    later = {name: declared.pop(name) for name in read & declared.keys()}
     reports += [drop_flat_biases(model), _unify_operators(model, opsets, keep_fused)]
 
     # One name for each node and value, also across subgraphs: reports and states refer to them.
@@ -105,6 +106,7 @@ def normalize(
     # The weights have their final names: stamp what was read above.
     stamp_origins(model, origins)
     stamp_padding_rows(model, padding)
+    put_aside(model, later)
     reports += [bypass_identity_transposes(model), empty_reductions(model)]
     _state_channels(model)
 

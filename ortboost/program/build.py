@@ -27,6 +27,7 @@ from ortboost.graph.normal_form.guard_draws import guard_draws
 from ortboost.graph.normal_form.guard_dropouts import guard_dropouts
 from ortboost.graph.normal_form.guard_pads import guard_pads
 from ortboost.graph.normal_form.inline_functions import inline_functions
+from ortboost.graph.shapes.declared_shapes import restore_read
 from ortboost.graph.source import source_name
 from ortboost.program.catalogue import merged, stamp
 from ortboost.program.choose_engine import choose_engine, refuse_blockers
@@ -103,5 +104,6 @@ def evaluation_graph(forward: Forward) -> ir.Model:
     # The mean over no labels is 0, as in training, not 0 / 0.
     lower_losses(model, only=lambda node: "ignore_index" in node.attributes)
     lift_state(model, forward)
+    restore_read(model)
     stamp(model, "eval")
     return model

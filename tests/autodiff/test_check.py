@@ -223,6 +223,23 @@ def test_inputs_of_a_type_that_an_operator_does_not_take(loss, blocked):
     assert [(b.op, b.reason) for b in report.blockers] == ([("Log", reason)] if blocked else [])
 
 
+def test_a_type_that_an_operator_in_a_branch_does_not_take():
+    model = graph("""g (float[3] x, float[3] w, bool c) => (float[3] y) <int64 k = {3}> {
+        f = If(c) <then_branch = t () => (float a) { a = Log(k) },
+                   else_branch = e () => (float b) { b = Cast<to = 1>(k) }>
+        h = Mul(x, w) y = Mul(h, f) }""")
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"), loss="y")
+    assert [b.reason for b in report.blockers] == ["'k' is int64, which Log does not take"]
+
+
+def test_a_type_that_a_file_leaves_open_is_taken():
+    model = graph("g (float[3] x, float[3] w) => (float[3] y) { h = Mul(x, w) y = Relu(h) }")
+    (product,) = [value for node in model.graph for value in node.outputs if value.name == "h"]
+    product.type = ir.TensorType(ir.DataType.UNDEFINED)
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"), loss="y")
+    assert not any("does not take" in blocker.reason for blocker in report.blockers)
+
+
 POOL = "y = AveragePool<kernel_shape = [2, 2]>(h)"
 SCATTER = "z = ScatterElements(x, i, h) y = ScatterElements(z, i, h)"
 

@@ -66,6 +66,22 @@ def test_a_factor_moves_a_bound_away_from_the_infinite_slope_but_not_zero():
 
 
 @pytest.mark.parametrize(
+    "to_the_slope",
+    [
+        "h = Mul(c, half) n = Neg(c) y = Where(m, h, n)",
+        "n = Neg(c) h = Mul(c, half) y = Where(m, n, h)",
+        "h = Mul(half, c) y = Concat<axis = 0>(h, c)",
+        "k = Cast<to = 1>(m) y = Mul(c, k)",
+        "y = Mul(signs, c)",
+    ],
+)
+def test_a_bound_that_also_reaches_the_infinite_slope_as_it_is(to_the_slope):
+    model = graph(f"""g (float[2] c, bool[2] m) => (float[N] z)
+        <float half = {{0.5}}, float[2] signs = {{-1.0, 1.0}}> {{ {to_the_slope} z = Acos(y) }}""")
+    assert has_steep_reader(model.graph.inputs[0], np.array(1.0))
+
+
+@pytest.mark.parametrize(
     "bounded",
     [
         *("Clip(x, zero)", "Clip(x, none, zero)", "Clip(x, zero, one)", "Clip(x, one, zero)"),

@@ -18,6 +18,7 @@ from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import load_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
+from ortboost.program.program import Program
 from ortboost.transforms.attach_loss import LossConfig
 from tests.program.test_build import own_loss
 from tests.support import (
@@ -299,6 +300,21 @@ def test_an_output_that_nodes_read_keeps_the_names_of_its_axes(optimize):
     shapes = [tuple(map(str, value.shape or ())) for value in exported.graph.outputs]
     assert shapes == [("2", "K"), ("pairs", "2"), ("N", "4"), ("N",)]
     onnx.checker.check_model(ir.to_proto(exported), full_check=True)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_an_output_of_a_trained_program_keeps_the_names_of_its_axes(optimize, tmp_path):
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        net (float[N,4] x, float[4,2] w) => (float[N,2] y, int64[2,K] found, int64[K,2] turned) {
+            y = MatMul(x, w) found = NonZero(x) turned = Transpose(found) }""",
+        w=np.ones((4, 2), np.float32),
+    )
+    config = ProgramConfig(loss=LossConfig("mse", output="y"))
+    program = Program.load(build_program(model, config).save(tmp_path / "run"))
+    exported = export_model(program, program.initial, optimize=optimize).model
+    shapes = [tuple(map(str, value.shape or ())) for value in exported.graph.outputs]
+    assert shapes == [("N", "2"), ("2", "K"), ("K", "2")]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ A file declares the shapes of its outputs, and nothing checks them: many call th
 every tensor ``batch``, or still have the numbers from before an input was made dynamic;
 onnxruntime runs such files. All other shapes are inferred. So that rewrites rely on inferred shapes
 only, the declared ones are removed before, and come back afterwards where inference does not
-contradict them. For training, only those of outputs that no node reads come back.
+contradict them. For training, only those of outputs that no node reads come back; the others wait
+in ``Graph.meta``, which is not written to files, until the graph is evaluated or exported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.shapes.symbolic_shapes import is_of_inputs, is_placeholder
 
-__all__ = ["declared_shapes", "forget_declared", "restore_declared"]
+__all__ = ["declared_shapes", "forget_declared", "put_aside", "restore_declared", "restore_read"]
+
+_META = "ortboost.declared"
 
 
 def declared_shapes(model: ir.Model) -> dict[str, ir.Shape]:
@@ -28,6 +31,26 @@ def declared_shapes(model: ir.Model) -> dict[str, ir.Shape]:
         for value in model.graph.outputs
         if value.shape is not None and value.producer() is not None
     }
+
+
+def put_aside(model: ir.Model, declared: Mapping[str, ir.Shape]) -> None:
+    """Keep shapes of outputs that nodes read with the graph, for :func:`restore_read`.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N] x) => (int64[1,K] i, int64[K,1] t) { i = NonZero(x) t = Transpose(i) }''')
+        >>> put_aside(model, declared_shapes(model))
+        >>> model.graph.outputs[0].shape = None
+        >>> _ = restore_read(model)
+        >>> print(model.graph.outputs[0].shape)
+        [1,K]
+    """
+    model.graph.meta.setdefault(_META, dict(declared))  # a graph may be normalized again
+
+
+def restore_read(model: ir.Model) -> Report:
+    """Restore the shapes of outputs that nodes read, when no gradient can rely on them."""
+    return restore_declared(model, model.graph.meta.get(_META, {}))
 
 
 def forget_declared(model: ir.Model) -> Report:

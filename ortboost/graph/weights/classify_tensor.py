@@ -24,7 +24,7 @@ from ortboost.graph.query import (
     producer_of,
     scalar,
 )
-from ortboost.graph.weights.generated import counting, generated
+from ortboost.graph.weights.generated import counting, generated, grid
 from ortboost.graph.weights.origins import Origin, origin_of
 from ortboost.graph.weights.store_weights import COMPUTED, FUNCTIONS, POSITIONS
 from ortboost.graph.weights.weight_uses import UseKind, WeightUse, weight_uses
@@ -296,6 +296,8 @@ def _formula(
     examined = examined and not (bias and _is_of_0_and_1(value))
     reason = counting(value) if examined and use.role != "bias" else None
     reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
+    if reason is None and use.kind == UseKind.PLAIN and not sure:  # ternary weights are even, too
+        reason = grid(value)
     if reason is not None:
         return reason
     if all(use.waves for use in uses) and not sure:
@@ -380,7 +382,7 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, *, same: bool, zero_bia
         one = origin.direct and origin.transposed and len(origin.folded_from) == 1
         reordered = one and use.op in _PRODUCTS and not use.computed
     else:  # TorchScript transposes these weights
-        reordered = use.linear
+        reordered = use.linear and origin.transposed
     certain = use.kind <= UseKind.BIAS and (reordered or use.recurrent)
     return Verdict(by_use, reason, "" if certain else _FOLDED, by_use)
 

@@ -70,6 +70,7 @@ _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 _TORCHSCRIPT_FOLDED = "onnx::"
 # onnxsim stores in Constant nodes what it computes: names of other nodes' outputs, and its own.
 _STORED_OUTPUT = re.compile(r"/(.*/)?(?!Constant(_\d+)?_output)[^/]+_output_\d+|_v_\d+")
+_TRANSPOSE = re.compile(r"/Transpose(_\d+)?_output_\d+$")
 _OPTIMIZER = "onnxruntime.transformers"  # it names itself as the producer
 _TORCH_NAME = re.compile(r"onnx::|val_\d")  # that only torch's exporters give
 
@@ -188,7 +189,8 @@ def tensor_origins(model: ir.Model) -> Origins:
         # its name.
         elif name in constants or _EXPORTER_NAME.match(name):
             direct = _TORCHSCRIPT_FOLDED in name
-            found[name] = Origin("folded", direct=direct, transposed=True)
+            transposed = "_output_" not in name or _TRANSPOSE.search(name) is not None
+            found[name] = Origin("folded", direct=direct, transposed=transposed)
         else:
             found[name] = Origin("module")
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))

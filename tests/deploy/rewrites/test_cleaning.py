@@ -191,6 +191,22 @@ def test_stored_positions_are_resized_once(settings, wanted, folded):
     assert ops(model) == ({"Add": 1} if folded else {"Resize": 1, "Add": 1})
 
 
+def test_stored_positions_are_resized_in_a_branch_and_stay_without_a_kernel():
+    model = net(
+        """then = Constant<value_ints = [2, 4]>()
+        y = If(c) <then_branch = t () => (float[2,4] a) { a = Resize(w, , , then) },
+                   else_branch = e () => (float[2,4] b) { b = Identity(x) }>
+        z = Resize(d, , , then)""",
+        "float[2,4] x, bool c, float[2,2] w, double[2,2] d",
+        "float[2,4] y, double[2,4] z",
+        w=weights(2, 2),
+        d=weights(2, 2).astype(np.float64),
+    )
+    fold_constants(model)
+    kinds = [(node.op_type, node.outputs[0].name) for node in model.graph.all_nodes()]
+    assert [name for kind, name in kinds if kind == "Resize"] == ["z"]
+
+
 def test_constants_in_a_body_are_folded():
     body = "next (int64 i, bool c, float[n,3,4] s) => (bool d, float[n,3,4] t)"
     model = net(

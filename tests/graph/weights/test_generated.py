@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.weights.generated import counting, generated
+from ortboost.graph.weights.generated import counting, generated, grid
 from tests.support import weights
 
 
@@ -74,3 +74,31 @@ def test_counting_is_of_one_axis_and_from_zero():
     assert not counting(value(np.arange(16).reshape(4, 4)))
     assert not counting(value(np.arange(1, 17)))
     assert not counting(value(np.arange(3)))
+
+
+CELLS = np.stack(np.meshgrid(np.arange(6), np.arange(4)))  # of a feature map
+AWAY = -np.abs(np.subtract.outer(np.arange(6), np.arange(6)))  # of two positions
+GRIDS = {
+    "cells": CELLS[None],
+    "centers, normalized": (CELLS.reshape(2, -1).T + 0.5).astype(np.float32) / np.float32([6, 4]),
+    "cells, rounded": CELLS + weights(*CELLS.shape, scale=1e-7),
+    "distances": AWAY,
+    "distances, a slope for each head": AWAY * 2.0 ** -np.arange(1, 4)[:, None, None],
+}
+
+
+@pytest.mark.parametrize("array", GRIDS.values(), ids=GRIDS)
+def test_a_grid_is_evenly_spaced(array):
+    assert grid(value(array))
+
+
+@pytest.mark.parametrize("array", LEARNED.values(), ids=LEARNED)
+def test_what_may_be_learned_is_no_grid(array):
+    assert grid(value(array)) is None
+
+
+def test_values_that_occur_once_or_in_one_axis_are_no_grid():
+    assert grid(value(np.arange(24).reshape(4, 6))) is None
+    assert grid(value(np.repeat(np.arange(4), 6)[None])) is None
+    assert grid(value(AWAY + weights(6, 6, scale=1e-2))) is None
+    assert grid(value(AWAY**2)) is None

@@ -723,6 +723,40 @@ def test_what_torchscript_folds_into_more_than_a_linear_layer_is_doubtful(body, 
 
 
 @pytest.mark.parametrize(
+    ("name", "doubted"),
+    [("/q/Transpose_output_0", False), ("/Transpose_2_output_0", False), ("/Cos_output_0", True)],
+)
+def test_a_matrix_that_onnxsim_computed_is_doubtful_unless_it_was_transposed(name, doubted):
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] m) => (y) { y = MatMul(x, m) }""",
+        m=W44,
+    )
+    value = model.graph.initializers.pop("m")
+    value.name = name
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, name) == (True, doubted)
+
+
+@pytest.mark.parametrize(("last", "trained"), [("Add(m, g)", False), ("Conv(m, g)", True)])
+def test_a_grid_that_is_added_is_no_weight(last, trained):
+    """The cells of a feature map, which onnxsim computes; weights of -1, 0 and 1 are even, too."""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,3,2,3] x, float[3,3,1,1] w, float[1,3,2,3] g) => (y) {{
+          m = Conv(x, w) y = {last} }}""",
+        w=weights(3, 3, 1, 1),
+        g=np.broadcast_to(np.arange(-1, 2, dtype=np.float32), (1, 3, 2, 3)),
+    )
+    value = model.graph.initializers.pop("g")
+    value.name = "/Stack_output_0"
+    model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert told(model, "/Stack_output_0") == (trained, True)
+
+
+@pytest.mark.parametrize(
     ("name", "listed", "expected"),
     [
         ("val_3", ["v"], (True, False)),
