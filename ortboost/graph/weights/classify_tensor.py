@@ -296,7 +296,8 @@ def _formula(
     examined = examined and not (bias and _is_of_0_and_1(value))
     reason = counting(value) if examined and use.role != "bias" else None
     reason = reason or generated(value, plain=examined and not sure and not use.recurrent)
-    if reason is None and use.kind == UseKind.PLAIN and not sure:  # ternary weights are even, too
+    # Ternary weights are evenly spaced, too, and so are parameters, as the frequencies of an S4D.
+    if reason is None and use.kind == UseKind.PLAIN and origin.kind == "folded":
         reason = grid(value)
     if reason is not None:
         return reason

@@ -739,9 +739,19 @@ def test_a_matrix_that_onnxsim_computed_is_doubtful_unless_it_was_transposed(nam
     assert told(model, name) == (True, doubted)
 
 
-@pytest.mark.parametrize(("last", "trained"), [("Add(m, g)", False), ("Conv(m, g)", True)])
-def test_a_grid_that_is_added_is_no_weight(last, trained):
-    """The cells of a feature map, which onnxsim computes; weights of -1, 0 and 1 are even, too."""
+@pytest.mark.parametrize(
+    ("last", "name", "trained"),
+    [
+        ("Add(m, g)", "/Stack_output_0", False),
+        ("Conv(m, g)", "/Stack_output_0", True),
+        ("Add(m, g)", "A_imag", True),
+    ],
+)
+def test_a_grid_that_is_added_is_no_weight(last, name, trained):
+    """The cells of a feature map, which onnxsim computes; weights of -1, 0 and 1 are even, too.
+
+    So are parameters of a fresh module, as the frequencies of an S4D.
+    """
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[batch,3,2,3] x, float[3,3,1,1] w, float[1,3,2,3] g) => (y) {{
@@ -750,10 +760,10 @@ def test_a_grid_that_is_added_is_no_weight(last, trained):
         g=np.broadcast_to(np.arange(-1, 2, dtype=np.float32), (1, 3, 2, 3)),
     )
     value = model.graph.initializers.pop("g")
-    value.name = "/Stack_output_0"
+    value.name = name
     model.graph.register_initializer(value)
     normalize(model, opsets=range(18, 22), ir_version=10)
-    assert told(model, "/Stack_output_0") == (trained, True)
+    assert told(model, name) == (trained, True)
 
 
 @pytest.mark.parametrize(
