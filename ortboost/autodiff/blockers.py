@@ -156,23 +156,25 @@ def _wrong_types(model: ir.Model, targets: Sequence[str]) -> Iterator[Blocker]:
     """Inputs of a type that the operator does not take, as of `torch.log(torch.tensor(3))`."""
     values = values_by_name(model.graph)
     before_loss = ancestors(values.get(name) for name in targets)
-    for outer in model.graph:
-        inside = (node for body in subgraphs(outer) for node in body.all_nodes())
-        for node in (outer, *inside) if outer in before_loss else ():
-            schema = find_schema(node.op_type, model.opset_imports.get("", 0))
-            formal = () if schema is None or not is_standard(node) else schema.inputs
-            for index, value in enumerate(node.inputs if formal else ()):
-                if value is None or not isinstance(value.type, ir.TensorType):
-                    continue
-                kind = value.type.dtype.name.lower()
-                taken = formal[min(index, len(formal) - 1)].types
-                if kind != "undefined" and f"tensor({kind})" not in taken:
-                    yield Blocker(
-                        label(node),
-                        node.op_type,
-                        f"'{value.name}' is {kind}, which {node.op_type} does not take",
-                        "Convert it to a floating-point number in the model, before this operator.",
-                    )
+    outer = [node for node in model.graph if node in before_loss]
+    inner = [node for holder in outer for body in subgraphs(holder) for node in body.all_nodes()]
+    for node in filter(is_standard, (*outer, *inner)):
+        schema = find_schema(node.op_type, model.opset_imports.get("", 0))
+        if schema is None or not schema.inputs:
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is None or not isinstance(value.type, ir.TensorType):
+                continue
+            kind = value.type.dtype.name.lower()
+            taken = schema.inputs[min(index, len(schema.inputs) - 1)].types  # the last may repeat
+            if kind != "undefined" and f"tensor({kind})" not in taken:
+                usual = next((k for k in ("float", "int64") if f"tensor({k})" in taken), "")
+                yield Blocker(
+                    label(node),
+                    node.op_type,
+                    f"'{value.name}' is {kind}, which {node.op_type} does not take",
+                    f"Convert it in the model, before this operator{usual and f', to {usual}'}.",
+                )
 
 
 def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:

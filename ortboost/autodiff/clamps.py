@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.graph.query import FLOAT_TYPES, constant, is_standard, scalar
+from ortboost.graph.query import FLOAT_TYPES, constant, is_standard, scalar, source_before
 from ortboost.graph.rewriting import Site, rewrites
 
 __all__ = ["clamps_by_selection", "has_steep_reader"]
@@ -38,7 +38,7 @@ def clamps_by_selection(site: Site) -> list[ir.Value | None] | None:
     if site.dtype not in FLOAT_TYPES or not has_steep_reader(output):
         return None
     bounds = _bounds(site)
-    if not any(has_steep_reader(output, constant(bound)) for _, bound in bounds):
+    if not any(has_steep_reader(output, _number(bound)) for _, bound in bounds):
         return None
     x = site.input(0)
     if x is bounds[0][1]:  # Max(0, x)
@@ -56,10 +56,15 @@ def _bounds(site: Site) -> list[tuple[str, ir.Value]]:
     if kind == "Clip":
         bounds = zip(("LessOrEqual", "GreaterOrEqual"), inputs[1:], strict=False)
         return [(beyond, bound) for beyond, bound in bounds if bound is not None]
-    stored = [v for v in inputs if v is not None and constant(v) is not None]
+    stored = [v for v in inputs if v is not None and _number(v) is not None]
     if len(inputs) != 2 or len(stored) != 1:
         return []
     return [("GreaterOrEqual" if kind == "Min" else "LessOrEqual", stored[0])]
+
+
+def _number(value: ir.Value) -> NDArray[Any] | None:
+    """A stored bound; the dynamo exporter converts it to the type of the tensor."""
+    return constant(source_before(value, "Cast", "CastLike"))
 
 
 def has_steep_reader(value: ir.Value, at: NDArray[Any] | None = None) -> bool:

@@ -223,6 +223,14 @@ def test_inputs_of_a_type_that_an_operator_does_not_take(loss, blocked):
     assert [(b.op, b.reason) for b in report.blockers] == ([("Log", reason)] if blocked else [])
 
 
+def test_the_type_that_an_operator_takes_is_named():
+    model = graph("""g (float[N,3] x, float[3] w) => (float[N,3] y) <float k = {1.0}> {
+        t = Gather(w, k) h = Mul(x, w) y = Mul(h, t) }""")
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"))
+    (blocker,) = report.blockers
+    assert blocker.fix == "Convert it in the model, before this operator, to int64."
+
+
 def test_a_type_that_an_operator_in_a_branch_does_not_take():
     model = graph("""g (float[3] x, float[3] w, bool c) => (float[3] y) <int64 k = {3}> {
         f = If(c) <then_branch = t () => (float a) { a = Log(k) },

@@ -30,6 +30,7 @@ def gradient(model, feeds, engine):
         ("Where(m, x, zero)", "Log(y)", 0.25),
         ("Where(m, x, zero)", "Div(one, y)", -1 / 16),
         ("Clip(x, one)", "Acosh(y)", 15**-0.5),
+        ("Max(x, like)", "Sqrt(y)", 0.25),  # as the dynamo exporter writes a clamp
     ],
 )
 def test_a_bound_before_an_infinite_slope_passes_no_gradient(bounded, steep, slope_at_4, engine):
@@ -37,7 +38,8 @@ def test_a_bound_before_an_infinite_slope_passes_no_gradient(bounded, steep, slo
     model = graph(f"""g (float[3] x) => (float loss)
         <float zero = {{0.0}}, float half = {{0.5}}, float one = {{1.0}},
         float five = {{5.0}}> {{
-        m = Greater(x, zero) h = Max(x, one) y = {bounded} z = {steep} s = Where(m, z, zero)
+        m = Greater(x, zero) h = Max(x, one)
+        like = CastLike(zero, x) y = {bounded} z = {steep} s = Where(m, z, zero)
         loss = ReduceSum<keepdims = 0>(s) }}""")
     feeds = {"x": np.array([-1, 0, 4], np.float32)}
     found = gradient(model, feeds, engine)

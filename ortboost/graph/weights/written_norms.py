@@ -27,9 +27,7 @@ from ortboost.graph.reach import ancestors
 
 __all__ = ["norm_role", "statistic"]
 
-_MOVES = (
-    *("Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
-)
+_MOVES = tuple("Cast CastLike Expand Identity Reshape Squeeze Transpose Unsqueeze".split())
 _MEANS = ("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
 _LARGEST_EPSILON = 0.1
 
