@@ -10,14 +10,15 @@ import importlib
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from ortboost.core.errors import DependencyError, ModelError, first_line
 
-__all__ = ["VERSION", "build_gradients", "diagnose"]
+__all__ = ["VERSION", "build_gradients", "diagnose", "optimize"]
 
 VERSION = "1.19.2"
 
@@ -108,11 +109,11 @@ def _bindings() -> Any:
     return state
 
 
-def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
-    """Run the optimizer and the gradient builder on a model.
+def optimize(model: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """The graph after the optimizer that runs before the gradient builder: nodes may be fused.
 
     Raises:
-        ModelError: The graph is too large, or the builder rejects it.
+        ModelError: The graph is too large, or the runtime rejects it.
     """
     proto = ir.to_proto(model)
     if proto.ByteSize() > _MAX_BYTES:
@@ -122,14 +123,38 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
             fix="Keep large tensors as graph inputs, not as constants.",
         )
     bindings = _bindings()
+    with _rejections(model, wrt):
+        optimized = bindings.get_optimized_model(
+            proto.SerializeToString(), set(wrt), _options(bindings)
+        )
+    return ir.from_proto(onnx.load_from_string(optimized))
+
+
+def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
+    """Run the gradient builder on an optimized graph; the result computes the gradients as well.
+
+    Raises:
+        ModelError: The builder rejects the graph.
+    """
+    bindings, names = _bindings(), set(wrt)
+    proto = ir.to_proto(model).SerializeToString()
+    with _rejections(model, wrt):
+        builder = bindings.GradientGraphBuilder(proto, {loss}, names, loss, _options(bindings))
+        builder.build()
+        return ir.from_proto(onnx.load_from_string(builder.get_model()))
+
+
+def _options(bindings: Any) -> Any:
     options = bindings.SessionOptions()
     options.log_severity_level = 3  # the builder's warnings refer to internal nodes
-    names = set(wrt)
+    return options
+
+
+@contextlib.contextmanager
+def _rejections(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
+    """Report an exception of the bindings as a :class:`ModelError`."""
     try:
-        optimized = bindings.get_optimized_model(proto.SerializeToString(), names, options)
-        builder = bindings.GradientGraphBuilder(optimized, {loss}, names, loss, options)
-        builder.build()
-        built: bytes = builder.get_model()
+        yield
     except (RuntimeError, IndexError, ValueError) as error:
         # What the builder is known to refuse is refused before (support.py, engine.py).
         raise ModelError(
@@ -138,4 +163,3 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
             f"{str(error).strip()[-400:]}",
             fix="Run `ortboost check` on the model; if it finds nothing, please report this.",
         ) from error
-    return built

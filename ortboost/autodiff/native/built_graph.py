@@ -29,12 +29,13 @@ _OF_OPTIMIZER = ("splits", "squeeze_axes")
 
 
 def drop_copies(model: ir.Model) -> None:
-    """Remove the copies that ``own_frozen_inputs`` made, in place."""
+    """Remove the copies of ``own_frozen_inputs`` and ``part_from_copies``, in place."""
     for node in list(model.graph):
-        if node.op_type == "Sum" and (node.outputs[0].name or "").startswith(COPY_PREFIX):
+        copy = node.outputs[0]
+        if node.op_type in ("Identity", "Sum") and (copy.name or "").startswith(COPY_PREFIX):
             source = node.inputs[0]
             assert source is not None
-            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            ir.convenience.replace_all_uses_with(copy, source)
             model.graph.remove(node, safe=True)
 
 

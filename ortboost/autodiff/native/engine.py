@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import onnx
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import check_opset, check_request, refuse_nodes
-from ortboost.autodiff.native.bindings import build_gradients, diagnose
+from ortboost.autodiff.native.bindings import build_gradients, diagnose, optimize
 from ortboost.autodiff.native.built_graph import (
     drop_copies,
     protect_pool_indices,
@@ -40,6 +39,7 @@ from ortboost.autodiff.native.rewrites import prepare
 from ortboost.autodiff.native.rewrites.broadcasting import hide_uncertain_shapes, show_hidden_shapes
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.autodiff.native.support import gradient_support
+from ortboost.autodiff.roots import roots_by_selection
 from ortboost.core.errors import DependencyError
 from ortboost.graph.normal_form.inline_functions import inline_functions
 from ortboost.graph.normalize import name_nodes
@@ -81,7 +81,9 @@ class NativeEngine:
             prepare(work)
 
         # What depends on the request, and the forms that are left without a correct gradient.
-        partly_used_splits(work, reach(work, wrt, loss))
+        reached = reach(work, wrt, loss)
+        roots_by_selection(work, reached.active)
+        partly_used_splits(work, reached)
         fix = "Use --engine portable, freeze what comes before, or run `ortboost check`."
         refuse_nodes(self.name, list(_problems(work, wrt, loss)), fix)
 
@@ -91,17 +93,17 @@ class NativeEngine:
         part_shapes(work)
         one_use_per_node(work, wrt)
         hide_uncertain_shapes(work, reach(work, wrt, loss))
-        active = reach(work, wrt, loss).active
-        part_from_copies(work, active)
-        shared = own_frozen_inputs(work, active)
+        part_from_copies(work, reach(work, wrt, loss).active)
         drop_empty_inputs(work)
         name_nodes(work)  # gradient nodes are named after their forward nodes
 
         # What the builder need not see, as its time grows with the graph.
-        lifted = lift_large_constants(work, shared)
+        lifted = lift_large_constants(work)
         cut = cut_stopped(work)
         aside = set_aside(work, loss)
-        result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))
+        optimized = optimize(work, wrt)
+        own_frozen_inputs(optimized, reach(optimized, wrt, loss).active)
+        result = build_gradients(optimized, loss, wrt)
 
         # Undo all of this. A detached value was set aside, since the loss does not need it once it
         # is cut off; it is put back before its readers are connected to it again.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import FLOAT_TYPES, has_subgraph, is_standard, known_shape, source_before
+from ortboost.graph.query import has_subgraph, is_standard, source_before
 from ortboost.graph.reach import ancestors, find_value, stops_gradient, values_by_name, values_read
 
 __all__ = [
@@ -36,11 +35,12 @@ _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
 # Operators and the inputs whose gradients the builder writes even if not requested.
 _ALWAYS_WRITTEN = {
-    "BatchNormalization": slice(1, 3),
+    "BatchNormInternal": slice(1, 3),  # the optimizer replaces BatchNormalization
     "BiasGelu": slice(1, 2),
-    "Concat": slice(None),
+    "ConcatTraining": slice(None),  # the optimizer replaces Concat
     "FastGelu": slice(1, 2),
     "LayerNormalization": slice(1, 3),
+    "SimplifiedLayerNormalization": slice(1, 2),
 }
 COPY_PREFIX = "ortboost/native/own"
 _STOPPED = "ortboost/native/stopped/"
@@ -99,57 +99,37 @@ def part_shapes(model: ir.Model) -> None:
             replace_node(node, [part], builder)
 
 
-def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[str]:
-    """Give each node that shares an untrained input its own copy.
+def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> None:
+    """Give each node that shares an untrained input its own copy, in place.
 
     The builder writes the gradients of these inputs even if they are not requested, each node under
-    the same name; only requested ones are summed. Each copy is a Sum of the previous one alone:
-    equal nodes would be merged again, and an Identity removed.
-    :func:`~ortboost.autodiff.native.built_graph.drop_copies` removes them afterwards.
+    the same name; only requested ones are summed. The graph must be optimized before: a fusion may
+    make such nodes, and the optimizer removes copies.
+    :func:`~ortboost.autodiff.native.built_graph.drop_copies` removes them from the result.
 
     Args:
         model: The graph, changed in place.
         active: Names of all values that a gradient flows through.
-
-    Returns:
-        Names of all these inputs, and of the numbers of those that the optimizer would compute.
-        Constants among them must be lifted to inputs: it would merge equal ones, and fold copies.
     """
     builder = Builder(model.graph, COPY_PREFIX)
-    # Value to its last copy; the first reader keeps the value itself.
-    latest: dict[ir.Value, ir.Value] = {}
-    # The optimizer would merge nodes that compute the same: of each kind, one more Sum follows.
-    alike: Counter[tuple[object, ...]] = Counter()
     for node in list(model.graph):
         written = _ALWAYS_WRITTEN.get(node.op_type)
         if written is None or not any(output.name in active for output in node.outputs):
             continue
         for index in range(len(node.inputs))[written]:
-            # The optimizer removes Identities: readers of one then share its input.
-            value = source_before(node.inputs[index], "Identity")
+            value = node.inputs[index]
             if value is None or value.name in active:
                 continue
-            if value in latest:
-                own, copies = latest[value], 1
-            else:
-                kind = _kind(value)
-                own, copies = value, alike[kind] if kind else 0
-                alike[kind] += 1
-            for _ in range(copies):
-                own = builder.op("Sum", own, shape=value.shape)
-                model.graph.insert_before(node, builder.take())
-            if copies:
-                node.replace_input_with(index, own)
-            latest[value] = own
-    return {value.name or "" for shared in latest for value in (shared, *_numbers_behind(shared))}
+            node.replace_input_with(index, builder.op("Identity", value, shape=value.shape))
+            model.graph.insert_before(node, builder.take())
 
 
 def part_from_copies(model: ir.Model, active: Collection[str | None]) -> None:
     """Let each Gather and Slice that does not lead to the loss read a copy, in place.
 
     The optimizer fuses all that take parts of one tensor to a Split, whose gradient is wrong if not
-    every part leads to the loss (:mod:`~ortboost.autodiff.native.rewrites.partial`). The copies are
-    those of :func:`own_frozen_inputs`.
+    every part leads to the loss (:mod:`~ortboost.autodiff.native.rewrites.partial`). Each copy is a
+    Sum of one value: the optimizer would remove an Identity.
     """
     builder = Builder(model.graph, COPY_PREFIX)
     copies: dict[ir.Value, ir.Value] = {}
@@ -165,20 +145,6 @@ def part_from_copies(model: ir.Model, active: Collection[str | None]) -> None:
         node.replace_input_with(0, copies[value])
 
 
-def _numbers_behind(value: ir.Value) -> list[ir.Value]:
-    """The float constants that a value is computed from, if it is computed from constants alone."""
-    read = [v for node in ancestors([value]) for v in node.inputs if v is not None]
-    if any(v.is_graph_input() for v in read):
-        return []
-    return [v for v in read if v.is_initializer() and v.dtype in FLOAT_TYPES]
-
-
-def _kind(value: ir.Value) -> tuple[object, ...]:
-    """A key that equal values computed by equal nodes share; empty if the value is not computed."""
-    producer = value.producer()
-    return (producer.op_type, known_shape(value)) if producer is not None else ()
-
-
 def drop_empty_inputs(model: ir.Model) -> None:
     """Drop trailing omitted inputs: the gradient of ``ReduceSum(x, "")`` is invalid."""
     for node in model.graph:
@@ -188,20 +154,17 @@ def drop_empty_inputs(model: ir.Model) -> None:
         node.resize_inputs(count)
 
 
-def lift_large_constants(
-    model: ir.Model, also: Collection[str] = ()
-) -> dict[str, ir.TensorProtocol]:
+def lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """Turn large constants into inputs temporarily, as the builder takes the model as bytes.
 
-    Those with a name in ``also`` are lifted whatever their size. The result is name to tensor.
+    The result is name to tensor.
     """
     lifted: dict[str, ir.TensorProtocol] = {}
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or value.is_graph_input() or value.is_graph_output():
             continue
-        large = isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS
-        if large or name in also:
+        if isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS:
             lifted[name] = tensor
             value.const_value = None
             model.graph.initializers.pop(name)

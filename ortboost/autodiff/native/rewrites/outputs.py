@@ -50,8 +50,7 @@ def _layer_norm(site: Site) -> Sequence[ir.Value] | None:
     if read or single or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:
-        # Not scale * 0, which would be NaN if the scale is. Not computed where the shape is known:
-        # the optimizer would fold and merge the biases of all nodes, see own_frozen_inputs.
+        # Not scale * 0, which would be NaN if the scale is. Not computed where the shape is known.
         shape = static_shape(scale)
         if shape is None:
             bias = site.filled(0, site.shape_of(scale), scale.dtype, scale.shape)
