@@ -101,12 +101,13 @@ class ForwardLoop:
     def keep(self, value: ir.Value) -> ir.Value:
         """Let the forward node return a value of the copy for all steps, stacked along axis 0."""
         original, node = self._original[value], self.node
-        name = self.builder.unique(f"{original.name}/kept")
-        identity = ir.node("Identity", [original], name=f"{name}/node")
-        identity.outputs[0].name = name
-        identity.outputs[0].type, identity.outputs[0].shape = original.type, original.shape
-        self.body.append(identity)
-        self.body.outputs.append(identity.outputs[0])
+        output, name = original, self.builder.unique(f"{original.name}/kept")
+        if original.producer() is None or original in self.body.outputs:
+            identity = ir.node("Identity", [original], name=f"{name}/node")
+            output = identity.outputs[0]
+            output.name, output.type, output.shape = name, original.type, original.shape
+            self.body.append(identity)
+        self.body.outputs.append(output)
         node.resize_outputs(len(node.outputs) + 1)
         stacked = node.outputs[-1]
         stacked.name = self.builder.unique(f"{name}/all")
@@ -161,15 +162,29 @@ def backward_loop(
         if constant.uses():
             b.builder.graph.register_initializer(constant)
     body.inputs.clear()
+    # What a step is given, or returns twice, need not be stacked again.
+    whole = {_place(slices): tensor for slices, tensor in given}
+    returned = zip(stacked, results[len(carried) :], strict=True)
+    places = [_place(replace(slices, step=value)) for slices, value in returned]
+    stacked = [Slices(step, axis=a, reverse=r) for step, a, r in dict.fromkeys(places)]
+    stacked = [slices for slices in stacked if _place(slices) not in whole]
+    results = [*results[: len(carried)], *(slices.step for slices in stacked)]
     steps = [*(c.before for c in carried), *(slices.step for slices, _ in given)]
     b.builder.nodes += _take_out_invariant(body, steps)
+    if forward.is_scan:  # the last ones of a Loop are its counters
+        given = [(s, t) for s, t in given if s.step.uses() or s.step in results] or given
     made = _scan if forward.is_scan else _loop
     outputs = made(b, forward, carried, given, stacked, results)
     for output, value in zip(outputs, results, strict=True):
         output.type = value.type
     for output, state in zip(outputs, carried, strict=False):
         output.shape = state.initial.shape
-    return outputs[: len(carried)], outputs[len(carried) :]
+    whole.update(zip(map(_place, stacked), outputs[len(carried) :], strict=True))
+    return outputs[: len(carried)], tuple(whole[place] for place in places)
+
+
+def _place(slices: Slices) -> tuple[ir.Value, int, bool]:
+    return slices.step, slices.axis, slices.reverse
 
 
 def _like(value: ir.Value, builder: Builder) -> ir.Value:

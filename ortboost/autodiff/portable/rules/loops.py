@@ -10,8 +10,9 @@ gradient of the state, and sums up that of `w`:
     ds_t, dx_t, dw += J_f(s_t, x_t, w)^T (ds_t+1, dy_t)
 
 Source: Werbos, "Backpropagation through time: what it does and how to do it", Proc. IEEE 78 (10),
-1990. The weight gradients of products `z_t = a_t W`, most of the work for recurrent layers, are not
-summed step by step: one product over all steps computes `sum_t a_t^T dz_t`.
+1990. The weight gradients of products `z_t = a_t W` or `z_t = W a_t`, most of the work for
+recurrent layers, are not summed step by step: one product over all steps computes
+`sum_t a_t^T dz_t` or `sum_t dz_t a_t^T`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ortboost.autodiff.portable.reverse_pass import reverse_pass
 from ortboost.autodiff.portable.rewrites.recurrent import unsupported
 from ortboost.autodiff.portable.rules.control_flow import body_reason
 from ortboost.graph.bodies import captured_values
-from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
+from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, static_shape
 from ortboost.graph.reach import reach
 from ortboost.graph.rewriting import Refusal
 
@@ -81,10 +82,11 @@ def loop(b: Backward) -> Gradients:
 
     with b.builder.inner_graph():  # the body of the backward loop
         reached = reach(ir.Model(forward.copy, ir_version=10), sources, seeds)
+        turned = [_turned(b, product) for product in products]
         # Sorted: the order of a set, and with it that of the nodes, differs between processes.
         found = reverse_pass(reached, seeds, sorted(sources), b.builder, b.opset)
-        for product in products:
-            product.stand_in.replace_all_uses_with(product.weight)
+        for pair in zip(products, turned, strict=True):
+            _show_weight(*pair)
 
         def total(value: ir.Value) -> ir.Value:
             return found[_name(value)] or b.zeros_like(value)
@@ -97,8 +99,11 @@ def loop(b: Backward) -> Gradients:
                 sums[name] = (so_far, b.op("Add", so_far, term, shape=value.shape))
         results = [slices.backwards(total(slices.step)) for slices in read]
         products = [product for product in products if found[_name(product.result)] is not None]
+        # In the order of the steps, as the gradient of what they read, often the same tensor.
+        order = results[0].reverse if results else forward.is_scan
         for product in products:
-            results += [Slices(product.left), Slices(total(product.result))]
+            values = product.operand, total(product.result)
+            results += [Slices(value, reverse=order) for value in values]
         body = b.builder.take()
 
     carried = [
@@ -151,14 +156,16 @@ class _Product:
     """A MatMul of a step with a captured weight.
 
     Args:
-        left: The left operand.
-        weight: The weight, of shape `[k, n]`.
+        operand: The other operand.
+        weight: The weight, a matrix.
+        first: Whether the weight is the left operand.
         stand_in: Takes the place of the weight, so that no step computes its gradient.
         result: The product.
     """
 
-    left: ir.Value
+    operand: ir.Value
     weight: ir.Value
+    first: bool
     stand_in: ir.Value
     result: ir.Value
 
@@ -167,31 +174,72 @@ def _take_products(forward: ForwardLoop, captured: Mapping[str, ir.Value]) -> li
     """Find the products with captured weights, and hide these."""
     found = []
     for node in forward.copy:
-        left, weight = node.inputs if is_standard(node, "MatMul") else (None, None)
-        if left is None or weight is None or captured.get(_name(weight)) is not weight:
+        if not is_standard(node, "MatMul"):
             continue
-        # The operands of all steps are stacked.
-        if not forward.keeps(left) or len(static_shape(weight) or ()) != 2:
-            continue
-        stand_in = ir.Value(name=f"{node.name}/weight", type=weight.type, shape=weight.shape)
-        node.replace_input_with(1, stand_in)
-        found.append(_Product(left, weight, stand_in, node.outputs[0]))
+        for place in (1, 0):
+            operand, weight = node.inputs[1 - place], node.inputs[place]
+            if operand is None or weight is None or captured.get(_name(weight)) is not weight:
+                continue
+            # The operands of all steps are stacked.
+            if not forward.keeps(operand) or len(static_shape(weight) or ()) != 2:
+                continue
+            if place == 0 and len(known_shape(operand) or ()) != 2:
+                continue
+            name = f"{node.name}/weight{place}"
+            stand_in = ir.Value(name=name, type=weight.type, shape=weight.shape)
+            node.replace_input_with(place, stand_in)
+            found.append(_Product(operand, weight, place == 0, stand_in, node.outputs[0]))
+            break
     return found
+
+
+def _turned(b: Backward, product: _Product) -> ir.Value | None:
+    """The transposed weight of `W a_t`, for the gradient `W^T dz_t`.
+
+    It is the same in all steps, so the backward loop leaves it outside; a Gemm that transposes the
+    weight would do so in each step.
+    """
+    if not product.first:
+        return None
+    shape = (static_shape(product.weight) or ())[::-1]
+    return b.op("Transpose", product.weight, perm=[1, 0], shape=shape)
+
+
+def _show_weight(product: _Product, turned: ir.Value | None) -> None:
+    """Let the nodes of the gradient read the weight again."""
+    for usage in list(product.stand_in.uses()):
+        node = usage.node
+        turns = node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1
+        if turned is not None and turns:
+            node.attributes.pop("transA")
+            node.replace_input_with(usage.idx, turned)
+    product.stand_in.replace_all_uses_with(product.weight)
 
 
 def _contribute_products(
     b: Backward, products: Sequence[_Product], stacked: Sequence[ir.Value]
 ) -> None:
     """Add the weight gradients, from the stacked operands and gradients of the products."""
-    for product, left, right in zip(products, stacked[::2], stacked[1::2], strict=True):
-        b.contribute(product.weight, _weight_gradient(b, product, left, right))
+    for product, operand, result in zip(products, stacked[::2], stacked[1::2], strict=True):
+        b.contribute(product.weight, _weight_gradient(b, product, operand, result))
 
 
-def _weight_gradient(b: Backward, product: _Product, left: ir.Value, right: ir.Value) -> ir.Value:
-    """`sum_t a_t^T dz_t` as one product of the stacked tensors, `[T, ..., k]` and `[T, ..., n]`."""
-    rows, columns = static_shape(product.weight) or ()
-    a, dz = _as_rows(b, left, rows), _as_rows(b, right, columns)
-    return b.op("Gemm", a, dz, transA=1, shape=[rows, columns])
+def _weight_gradient(
+    b: Backward, product: _Product, operand: ir.Value, result: ir.Value
+) -> ir.Value:
+    """The gradient of the weight as one product of the stacked tensors.
+
+    `sum_t a_t^T dz_t` of `[T, ..., k]` and `[T, ..., n]`, or `sum_t dz_t a_t^T` of `[T, n, rows]`
+    and `[T, k, rows]`.
+    """
+    shape = static_shape(product.weight) or ()
+    if product.first:
+        dz = b.op("Transpose", result, perm=[0, 2, 1])
+        a = b.op("Transpose", operand, perm=[0, 2, 1])
+        rows = _as_rows(b, dz, shape[0]), _as_rows(b, a, shape[1])
+    else:
+        rows = _as_rows(b, operand, shape[0]), _as_rows(b, result, shape[1])
+    return b.op("Gemm", *rows, transA=1, shape=shape)
 
 
 def _as_rows(b: Backward, stacked: ir.Value, length: int) -> ir.Value:

@@ -33,6 +33,17 @@ LOOP = """g (int64 n, float[T,B,3] x, float[B,2] h, float[3,2] w, float[2,2] u, 
 WEIGHTS = ["x", "h", "w", "u", "c"]
 
 
+def with_columns(text: str) -> str:
+    """The same with states `[2, B]` and weights as left operands, as the recurrent layers here."""
+    for old, new in (
+        *((f"MatMul({a}, {b})", f"MatMul({b}, {a})") for a in ("xi", "s") for b in "wvu"),
+        *((f"float[{rows}B,{n}]", f"float[{rows}{n},B]") for rows in ("", "T,") for n in (2, 3)),
+        *(("float[3,2]", "float[2,3]"), ("float[2] c", "float[2,1] c")),
+    ):
+        text = text.replace(old, new)
+    return text
+
+
 def differences(model: ir.Model, wrt, feeds) -> dict[str, np.ndarray]:
     """Central differences in float64; onnx's own evaluator has no directions of a Scan."""
     options = onnxruntime.SessionOptions()
@@ -78,8 +89,9 @@ def assert_gradients(model: ir.Model, feeds, wrt) -> ir.Model:
         ", scan_output_axes = [1, -1], scan_output_directions = [0, 1]",
     ],
 )
-def test_scan(layout):
-    model = graph(SCAN % layout)
+@pytest.mark.parametrize("turned", [str, with_columns])
+def test_scan(layout, turned):
+    model = graph(turned(SCAN % layout))
     assert_gradients(model, random_feeds(model, T=4, B=2), WEIGHTS)
 
 
@@ -88,9 +100,10 @@ def test_sequences_along_another_axis():
     assert_gradients(model, random_feeds(model, T=4, B=2), WEIGHTS)
 
 
+@pytest.mark.parametrize("turned", [str, with_columns])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_loop(steps):
-    model = graph(LOOP)
+def test_loop(steps, turned):
+    model = graph(turned(LOOP))
     feeds = {**random_feeds(model, T=4, B=2), "n": np.array(steps)}
     assert_gradients(model, feeds, WEIGHTS)
 
@@ -135,13 +148,35 @@ def test_only_what_the_gradient_reads_is_kept():
     assert not products
 
 
-def test_weight_gradients_are_one_product_over_all_steps():
-    result = differentiate(graph(SCAN % ""), "loss", ["w", "u"], "portable")
+@pytest.mark.parametrize("turned", [str, with_columns])
+def test_weight_gradients_are_one_product_over_all_steps(turned):
+    result = differentiate(graph(turned(SCAN % "")), "loss", ["w", "u"], "portable")
     outside = [node.op_type for node in result.graph]
     assert outside.count("Gemm") == 2
     *_, backward = (node for node in result.graph if node.op_type == "Scan")
     body = backward.attributes["body"].as_graph()
     assert [node.op_type for node in body if node.op_type in ("Gemm", "MatMul")] == ["Gemm"]  # ds
+    (product,) = (node for node in body if node.op_type == "Gemm")
+    assert not product.attributes.get_int("transA", 0)  # the weight is transposed once, outside
+
+
+def test_no_step_copies_what_is_kept():
+    text = (SCAN % "").replace("so = Tanh(t)", "e = Exp(t) so = Tanh(e)")
+    result = differentiate(graph(text), "loss", WEIGHTS, "portable")
+    forward, backward = (node for node in result.graph if node.op_type == "Scan")
+    copies = [
+        node.inputs[0].name
+        for node in (*steps_of(forward), *steps_of(backward))
+        if node.op_type == "Identity"
+    ]
+    # A state before a step is an input of the body; after it, it is an output already.
+    assert copies == ["so", "s"]
+    # The gradients of the state and of c; of the slices; and of both products, which is one.
+    assert len(backward.outputs) == 4
+
+
+def steps_of(loop: ir.Node) -> ir.Graph:
+    return loop.attributes["body"].as_graph()
 
 
 def test_state_that_only_another_state_makes_active():
