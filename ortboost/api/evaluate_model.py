@@ -33,8 +33,8 @@ from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.like_training import check_like_training
 from ortboost.training.label_rule import LabelRule
-from ortboost.training.metrics import Metric, get_metrics, strict
-from ortboost.transforms.final_activation import decision_threshold
+from ortboost.training.metrics import Metric, get_metrics, perplexity_of_scores, strict
+from ortboost.transforms.final_activation import decision_threshold, holds_probabilities
 
 __all__ = ["evaluate"]
 
@@ -205,9 +205,10 @@ def _of_file(
 ) -> _Found:
     """Open a file, whose scores and class axis have to be found."""
     model = load_model(target)
-    _check_file(model, target, metrics or ())
     pixels = images_of(model, images)
     output = score_output(model, output)
+    metrics = metrics if metrics is None else _without_loss(model, output, metrics)
+    _check_file(model, target, metrics or ())
     if metrics is None:  # a model may compute its own loss
         metrics = ("loss",) if output == "loss" else ("accuracy",)
     opened = ModelEvaluator(
@@ -218,6 +219,18 @@ def _of_file(
     if any(get_metric(metric).batch for metric in metrics):
         inputs = [*inputs, labels(model, output, elementwise=_are_elementwise(metrics))]
     return _Found(evaluator, inputs, LABELS, output, metrics, pixels, {})
+
+
+def _without_loss(
+    model: ir.Model, output: str, metrics: Sequence[str | Metric]
+) -> list[str | Metric]:
+    """The metrics, with the perplexity from the scores if the model does not compute its loss."""
+    outputs = {value.name: value for value in model.graph.outputs}
+    if "loss" in outputs:
+        return list(metrics)
+    probabilities = holds_probabilities(outputs[output])
+    of_scores = perplexity_of_scores(probabilities=probabilities)
+    return [of_scores if metric == of_scores.name else metric for metric in metrics]
 
 
 def _are_elementwise(metrics: Sequence[str | Metric]) -> bool:
