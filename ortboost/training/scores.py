@@ -98,8 +98,8 @@ def cross_entropy(
 
     Example:
         >>> total, count = cross_entropy(np.zeros((3, 4)), np.array([0, 1, 2]))
-        >>> round(total / count - np.log(4), 6), count
-        (0.0, 3)
+        >>> f"{total / count:.4f}", count
+        ('1.3863', 3)
     """
     exact = scores.astype(np.float64)
     if probabilities:
