@@ -205,10 +205,10 @@ def _of_file(
 ) -> _Found:
     """Open a file, whose scores and class axis have to be found."""
     model = load_model(target)
+    _check_file(model, target, metrics or ())
     pixels = images_of(model, images)
     output = score_output(model, output)
     metrics = metrics if metrics is None else _without_loss(model, output, metrics)
-    _check_file(model, target, metrics or ())
     if metrics is None:  # a model may compute its own loss
         metrics = ("loss",) if output == "loss" else ("accuracy",)
     opened = ModelEvaluator(
@@ -255,7 +255,9 @@ def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str | Me
             where=name_of(target),
             fix="Give the program folder, or export it.",
         )
-    of_loss = next((m.name for m in map(get_metric, metrics) if m.batch is None), None)
+    # The perplexity can be computed from the scores.
+    others = (get_metric(metric) for metric in metrics if metric != "perplexity")
+    of_loss = next((metric.name for metric in others if metric.batch is None), None)
     if of_loss and all(value.name != "loss" for value in model.graph.outputs):
         raise UsageError(
             "An ONNX file has no loss; only a program has.",
