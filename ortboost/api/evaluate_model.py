@@ -33,8 +33,8 @@ from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.data.images import ImageConfig
 from ortboost.training.data.like_training import check_like_training
 from ortboost.training.label_rule import LabelRule
-from ortboost.training.metrics import Metric, get_metrics, strict
-from ortboost.transforms.final_activation import decision_threshold
+from ortboost.training.metrics import Metric, get_metrics, perplexity_of_scores, strict
+from ortboost.transforms.final_activation import decision_threshold, holds_probabilities
 
 __all__ = ["evaluate"]
 
@@ -208,6 +208,7 @@ def _of_file(
     _check_file(model, target, metrics or ())
     pixels = images_of(model, images)
     output = score_output(model, output)
+    metrics = metrics if metrics is None else _without_loss(model, output, metrics)
     if metrics is None:  # a model may compute its own loss
         metrics = ("loss",) if output == "loss" else ("accuracy",)
     opened = ModelEvaluator(
@@ -218,6 +219,18 @@ def _of_file(
     if any(get_metric(metric).batch for metric in metrics):
         inputs = [*inputs, labels(model, output, elementwise=_are_elementwise(metrics))]
     return _Found(evaluator, inputs, LABELS, output, metrics, pixels, {})
+
+
+def _without_loss(
+    model: ir.Model, output: str, metrics: Sequence[str | Metric]
+) -> list[str | Metric]:
+    """The metrics, with the perplexity from the scores if the model does not compute its loss."""
+    outputs = {value.name: value for value in model.graph.outputs}
+    if "loss" in outputs:
+        return list(metrics)
+    probabilities = holds_probabilities(outputs[output])
+    of_scores = perplexity_of_scores(probabilities=probabilities)
+    return [of_scores if metric == of_scores.name else metric for metric in metrics]
 
 
 def _are_elementwise(metrics: Sequence[str | Metric]) -> bool:
@@ -242,7 +255,9 @@ def _check_file(model: ir.Model, target: ModelSource, metrics: Sequence[str | Me
             where=name_of(target),
             fix="Give the program folder, or export it.",
         )
-    of_loss = next((m.name for m in map(get_metric, metrics) if m.batch is None), None)
+    # The perplexity can be computed from the scores.
+    others = (get_metric(metric) for metric in metrics if metric != "perplexity")
+    of_loss = next((metric.name for metric in others if metric.batch is None), None)
     if of_loss and all(value.name != "loss" for value in model.graph.outputs):
         raise UsageError(
             "An ONNX file has no loss; only a program has.",

@@ -74,8 +74,8 @@ class MixedPrecision(PrecisionConfig, Boost):
             raise ModelError(
                 f"No operator of the model would compute in {self.compute}.",
                 where=f"{source_name(graph.model)}: {'; '.join(reasons[:3])}",
-                fix="Stay with fp32, name operators with force_low, or (for bf16) use --engine "
-                "portable with an onnxruntime that supports opset 22.",
+                fix="Stay with fp32, name fewer nodes with --keep-fp32 or more with --force-low, "
+                "or (for bf16) use --engine portable with an onnxruntime that supports opset 22.",
             )
         if self.emulate:
             report.notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verbose >= 2:
             traceback.print_exc()
         if isinstance(error, OrtBoostError):
-            print(f"error: {error.in_options()}", file=sys.stderr)
+            _to_stderr(f"error: {error.in_options()}")
             return error.exit_status
         if isinstance(error, OSError) and error.errno is not None:  # permissions, a full disk
             what = f"File system error: {error.strerror}."
@@ -133,7 +134,15 @@ def print_error(
     """Print an error in three lines, by default of the command, and return its exit status."""
     from ortboost.core.printable import one_line
 
-    print(f"error: {one_line(what)}", file=sys.stderr)
-    print(f"  where: {one_line(where or ' '.join(['ortboost', *words]))}", file=sys.stderr)
-    print(f"  fix:   {fix}", file=sys.stderr)
+    _to_stderr(
+        f"error: {one_line(what)}",
+        f"  where: {one_line(where or ' '.join(['ortboost', *words]))}",
+        f"  fix:   {fix}",
+    )
     return status
+
+
+def _to_stderr(*lines: str) -> None:
+    """Print lines; if that is impossible (a full disk), the exit status still tells the error."""
+    with contextlib.suppress(OSError):
+        print(*lines, sep="\n", file=sys.stderr, flush=True)

@@ -13,20 +13,21 @@ import sys
 
 TYPE_CHECKING = False  # importing `typing` takes longer than the rest of `import ortboost`
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 __all__ = ["attach_stub"]
 
 
 def attach_stub(
-    package: str, folder: str
+    package: str, folder: str, elsewhere: Mapping[str, str] | None = None
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """The names and hooks that make a package load lazily from its stub file.
 
     Args:
         package: The package's ``__name__``.
         folder: The package's ``__path__[0]``; may be inside a zip file.
+        elsewhere: Name that users of another library may look for to what to do instead.
 
     Returns:
         ``__all__``, ``__getattr__`` and ``__dir__``; ``__all__`` leaves out names that begin with
@@ -42,7 +43,9 @@ def attach_stub(
     def load(name: str) -> Any:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+            hint = (elsewhere or {}).get(name)
+            what = f"module '{package}' has no attribute '{name}'{f': {hint}' if hint else ''}"
+            raise AttributeError(what, name=name, obj=module)
         if home == package:
             return importlib.import_module(f"{home}.{name}")
         value = getattr(importlib.import_module(home), name)

@@ -79,6 +79,8 @@ class TensorSpec:
         probabilities: For labels: values must be 0 to 1.
         batch_axis: For data: the batch axis, see :mod:`ortboost.graph.shapes.batch_axes`.
         rows: For token IDs and classes: values must be 0 to ``rows - 1``.
+        joined: For data: axes that may have length 0, see
+            :mod:`ortboost.graph.shapes.joined_axes`.
     """
 
     name: str
@@ -94,6 +96,7 @@ class TensorSpec:
     rows: int | None = None
     threshold: float = 0.0
     probabilities: bool = False
+    joined: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -131,6 +134,8 @@ class TensorSpec:
             data["threshold"] = self.threshold
         if self.probabilities:
             data["probabilities"] = True
+        if self.joined:
+            data["joined"] = list(self.joined)
         return data
 
     @classmethod

@@ -14,6 +14,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import free_name
 from ortboost.graph.query import format_shape, is_standard, known_shape, label, static_shape
 from ortboost.graph.shapes.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
+from ortboost.graph.shapes.joined_axes import joined_axes
 from ortboost.graph.source import source_name
 from ortboost.graph.weights.padding_rows import padding_rows
 from ortboost.graph.weights.parameters import Parameter, find_parameters
@@ -45,6 +46,8 @@ class Forward:
         padding_rows: Trained embedding table to the row that lookups do not train.
         token_rows: Input to the rows that its values select, see
             :mod:`ortboost.graph.weights.token_ids`.
+        joined: Input to its axes that may have length 0, see
+            :mod:`ortboost.graph.shapes.joined_axes`.
     """
 
     model: ir.Model
@@ -56,6 +59,7 @@ class Forward:
     batch_axes: Mapping[str, BatchAxis]
     padding_rows: Mapping[str, int]
     token_rows: Mapping[str, int]
+    joined: Mapping[str, tuple[int, ...]]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -106,6 +110,7 @@ def prepare_forward(network: Network, config: ProgramConfig) -> Forward:
         batch_axes=axes,
         padding_rows=padding,
         token_rows=token_inputs(model),
+        joined=joined_axes(model),
     )
 
 

@@ -102,6 +102,7 @@ def _build_step(lowered: Lowered, number: int) -> TrainingGraph:
             _batch_input(value, config, loss),
             batch_axis=axes.get(value.name or "", 0),
             rows=lowered.forward.token_rows.get(value.name or ""),
+            joined=lowered.forward.joined.get(value.name or "", ()),
         )
         for value in batch
     )

@@ -60,7 +60,8 @@ def fed_array(
     name = spec.name
     require_fed(name, feeds, inputs)
     array = as_array(feeds[name], f"input '{name}'")
-    if not array.size:  # kernels divide by the number of samples, which would kill the process
+    empty = {axis for axis, length in enumerate(array.shape) if not length}
+    if empty - {*spec.joined}:  # kernels divide by a length, which would kill the process
         raise UsageError(
             f"The input '{name}' is empty.",
             where=f"input '{name}': shape {list(array.shape)}",

@@ -16,7 +16,16 @@ from ortboost.core.errors import ConfigError, OrtBoostError, UsageError, first_l
 from ortboost.training import class_counts, scores
 from ortboost.training.protocols import Array
 
-__all__ = ["METRICS", "Mean", "Metric", "get_metric", "get_metrics", "is_rising", "strict"]
+__all__ = [
+    "METRICS",
+    "Mean",
+    "Metric",
+    "get_metric",
+    "get_metrics",
+    "is_rising",
+    "perplexity_of_scores",
+    "strict",
+]
 
 
 @dataclass
@@ -234,6 +243,16 @@ def _known(threshold: float) -> list[Metric]:
         Metric("perplexity", None, lambda losses: _exp(_mean_of(losses)), rising=False),
         Metric("loss", None, _mean_of, rising=False),
     ]
+
+
+def perplexity_of_scores(*, probabilities: bool) -> Metric:
+    """The perplexity of a model that does not compute its loss.
+
+    Args:
+        probabilities: The scores are probabilities, not logits.
+    """
+    batch = partial(scores.cross_entropy, probabilities=probabilities)
+    return dataclasses.replace(get_metric("perplexity"), batch=batch, labels="classes")
 
 
 def _mean_of(parts: Sequence[tuple[float, float]]) -> float:

@@ -101,9 +101,15 @@ class QuietProgress:
             self.message(text)
 
     def message(self, text: str) -> None:
-        """Print the line if there is a stream."""
-        if self._stream is not None:
+        """Print the line if there is a stream that can take it."""
+        if self._stream is None:
+            return
+        try:
             print(printable(text), file=self._stream, flush=True)
+        except BrokenPipeError:  # the reader has left
+            raise
+        except OSError:  # a full disk; no reason to end a training
+            self._stream = None
 
     def close(self) -> None:
         """Nothing to close."""

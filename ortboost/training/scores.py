@@ -17,6 +17,7 @@ __all__ = [
     "accuracy",
     "binary_accuracy",
     "class_labels",
+    "cross_entropy",
     "hits",
     "is_binary",
     "squared_error",
@@ -80,6 +81,46 @@ def absolute_error(scores: Array, labels: Array) -> NDArray[np.float64]:
 def squared_error(scores: Array, labels: Array) -> NDArray[np.float64]:
     """The mean squared difference of a sample, ``[N]``; labels have the shape of the scores."""
     return _by_sample((scores.astype(np.float64) - _of_each(scores, labels)) ** 2)
+
+
+def cross_entropy(
+    scores: Array, labels: Array, *, probabilities: bool = False
+) -> tuple[float, int]:
+    """The sum of the cross entropies of all samples and positions, and their number.
+
+    Args:
+        scores: ``[N, C]`` or ``[N, C, d...]``: logits or logarithms of probabilities.
+        labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``.
+        probabilities: The scores are probabilities.
+
+    Raises:
+        ArgumentValueError: The probabilities of a sample do not add up to 1.
+
+    Example:
+        >>> total, count = cross_entropy(np.zeros((3, 4)), np.array([0, 1, 2]))
+        >>> f"{total / count:.4f}", count
+        ('1.3863', 3)
+    """
+    exact = scores.astype(np.float64)
+    if probabilities:
+        sums = exact.sum(axis=1)
+        if (abs(sums - 1) > 0.05).any():  # reduced precision rounds each of them
+            raise ArgumentValueError(
+                "The probabilities of the classes do not add up to 1, so there is no perplexity.",
+                where=f"output {list(scores.shape)}, with sums up to {sums.max():.3g}",
+                fix="Name the output with the logits, or evaluate the program.",
+            )
+        with np.errstate(divide="ignore"):
+            logs = np.log(exact)
+    else:
+        logs = exact - exact.max(axis=1, keepdims=True)
+        logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
+    if labels.shape == scores.shape:
+        terms = (labels * np.where(labels == 0, 0, logs)).sum(axis=1)
+    else:
+        classes = class_labels(scores, labels).astype(np.int64)
+        terms = np.take_along_axis(logs, classes[:, None], axis=1)
+    return -float(terms.sum()), terms.size
 
 
 def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:

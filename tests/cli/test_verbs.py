@@ -379,6 +379,23 @@ def test_a_reader_that_leaves_is_no_bug():
         assert process.wait() == 128 + signal.SIGPIPE
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_lines_that_cannot_be_written_change_no_exit_status(tmp_path):
+    """A log on a full disk: the training goes on, and an error still has its status."""
+    run = tmp_path / "run"
+    assert main(["convert", MLP, "-o", str(run), "-q"]) == 0
+    for words, status in (
+        (["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "1"], 0),
+        (["eval", str(tmp_path / "missing"), "--data", DIGITS], 8),
+        (["evl"], 2),
+    ):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", "ortboost", *words]
+            found = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
+        assert (found.returncode, bool(found.stdout)) == (status, status == 0)
+    assert (run / "checkpoints").is_dir()
+
+
 def test_an_export_cannot_overwrite_its_program(trained, capsys):
     before = (trained / "step.onnx").read_bytes()
     for name in ("step.onnx", "../run/eval.onnx"):

@@ -313,6 +313,8 @@ def test_a_model_with_nothing_to_shorten():
     with pytest.raises(ModelError, match="No operator") as raised:
         build_program(small_mlp(), ProgramConfig(precision=keep))
     assert_three_lines(raised.value)
+    assert "--keep-fp32 or more with --force-low" in raised.value.in_options()
+    assert "force_low of MixedPrecision" in str(raised.value)
 
 
 def test_the_loss_is_float32():

@@ -19,6 +19,7 @@ from ortboost.training.metrics import (
     get_metric,
     get_metrics,
     is_rising,
+    perplexity_of_scores,
     strict,
 )
 from tests.support import assert_three_lines
@@ -124,6 +125,33 @@ def test_perplexity():
     metric = get_metric("perplexity")
     assert metric.result([(2.0, 4), (4.0, 2)]) == pytest.approx(math.e)
     assert metric.result([(1e6, 1)]) == math.inf
+
+
+def test_perplexity_of_scores():
+    """Of logits, of their probabilities, of one-hot labels; [N, C, d], in batches of any size."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(6, 5, 3)) * 3
+    classes = rng.integers(0, 5, (6, 3))
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    own = np.take_along_axis(shares, classes[:, None], axis=1)
+    wanted = pytest.approx(np.exp(-np.log(own).mean()))
+    one_hot = np.moveaxis(np.eye(5)[classes], -1, 1)
+    for scores, labels, probabilities in (
+        (logits, classes, False),
+        (np.log(shares), classes, False),
+        (shares, classes, True),
+        (logits, one_hot, False),
+    ):
+        metric = perplexity_of_scores(probabilities=probabilities)
+        parts = [metric.contribution(scores[i], labels[i]) for i in (slice(4), slice(4, 6))]
+        assert metric.result(parts) == wanted
+    never = perplexity_of_scores(probabilities=True)
+    certain = np.array([[0.0, 1.0]])
+    assert never.result([never.contribution(certain, np.array([1]))]) == 1
+    assert never.result([never.contribution(certain, certain)]) == 1
+    assert never.result([never.contribution(certain, np.array([0]))]) == math.inf
+    with pytest.raises(UsageError, match="do not add up to 1"):
+        never.contribution(np.array([[0.9, 0.9]]), np.array([0]))
 
 
 def test_two_metrics_of_one_name_are_refused():

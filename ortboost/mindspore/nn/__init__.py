@@ -27,6 +27,7 @@ from ortboost.mindspore.nn.learning_rate_schedule import (
 )
 from ortboost.mindspore.nn.loss import (
     BCEWithLogitsLoss,
+    CrossEntropyLoss,
     HuberLoss,
     L1Loss,
     LossBase,
@@ -64,6 +65,7 @@ __all__ = [
     "Cell",
     "ConvertNetUtils",
     "CosineDecayLR",
+    "CrossEntropyLoss",
     "DynamicLossScaleUpdateCell",
     "ExponentialDecayLR",
     "FixedLossScaleUpdateCell",

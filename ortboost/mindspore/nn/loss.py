@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
+from ortboost.core.field_types import Range
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -25,10 +26,11 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.mindspore.core.traced import Traced
 from ortboost.runtime.session import open_session
-from ortboost.transforms.attach_loss import LossConfig, attach_loss
+from ortboost.transforms.attach_loss import IGNORED, LossConfig, attach_loss
 
 __all__ = [
     "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
     "HuberLoss",
     "L1Loss",
     "LossBase",
@@ -142,6 +144,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
 
     kind = "softmax-cross-entropy"
     broadcasts = False
+    ignore_index: int | None = None
 
     @checked
     def __init__(self, sparse: bool = False, reduction: _Reduction = "none") -> None:
@@ -168,13 +171,65 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
         wanted = (logits.shape[0], *logits.shape[2:]) if self.sparse else logits.shape
         if logits.ndim < 2 or labels.shape != wanted:
             raise self.misfit(logits.shape, labels.shape)
-        if self.sparse and labels.size and not 0 <= labels.min() <= labels.max() < logits.shape[1]:
+        known = labels[labels != self.ignore_index] if self.sparse else labels
+        if self.sparse and known.size and not 0 <= known.min() <= known.max() < logits.shape[1]:
             raise ArgumentValueError(
-                f"Labels range from {labels.min()} to {labels.max()}, "
+                f"Labels range from {known.min()} to {known.max()}, "
                 f"but there are {logits.shape[1]} classes.",
                 where=type(self).__name__,
                 fix="Count classes from 0.",
             )
+
+
+class CrossEntropyLoss(SoftmaxCrossEntropyWithLogits):
+    """Softmax cross entropy of logits ``[N, C]`` or ``[N, C, d...]`` with class indices.
+
+    For labels that are probabilities, use ``SoftmaxCrossEntropyWithLogits(sparse=False)``.
+
+    Args:
+        weight: Weight of each class, ``[C]``; a mean is divided by the sum of the weights of the
+            labels.
+        ignore_index: A label that does not count.
+        reduction: ``mean`` over the labels that count, ``sum`` or ``none``.
+        label_smoothing: The share of a label that is spread over all classes, from 0, below 1.
+
+    Example:
+        >>> loss = CrossEntropyLoss()
+        >>> round(float(loss(np.zeros([2, 4], np.float32), np.array([0, -100]))), 4)
+        1.3863
+    """
+
+    @checked
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int = IGNORED,
+        reduction: _Reduction = "mean",
+        label_smoothing: Annotated[float, Range(0, below=1)] = 0.0,
+    ) -> None:
+        super().__init__(sparse=True, reduction=reduction)
+        self.weight = None if weight is None else _float(weight, "weight", type(self).__name__)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+
+    def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
+        """The configuration of the loss in a program."""
+        return dataclasses.replace(
+            super().config(label_shape),
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing or None,
+        )
+
+    def labels(self, value: Any) -> _Array:
+        """Convert class indices to int64."""
+        array = given_array(type(self).__name__, "labels", value)
+        if array.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"The labels are {array.dtype}; class indices are needed.",
+                where=f"{type(self).__name__}, labels",
+                fix="Give int32; for probabilities use SoftmaxCrossEntropyWithLogits().",
+            )
+        return array.astype(np.int64)
 
 
 class MSELoss(LossBase):

@@ -200,7 +200,10 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
             fix="Give a number, a list of numbers, or a schedule, ortboost.nn.CosineDecayLR(...).",
         )
     # numpy would take a generator for one object.
-    array = np.asarray(value if single or hasattr(value, "shape") else list(value))
+    try:
+        array = np.asarray(value if single or hasattr(value, "shape") else list(value))
+    except ValueError:  # lists of several lengths, or the parameters in place of the rate
+        array = np.asarray(None)
     if array.dtype.kind not in "iuf" and array.size:
         raise ArgumentTypeError(
             f"'{name}' is not numeric.", where=owner, fix="Give numbers of 0 or more."

@@ -15,6 +15,7 @@ from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.train import callbacks
 from ortboost.mindspore.train.model import Model
 from tests.mindspore.nn import golden
+from tests.support import assert_three_lines
 
 ENTRIES = json.loads((golden.FOLDER / "errors.json").read_text())
 
@@ -132,3 +133,11 @@ def test_a_loss_that_is_called_refuses_by_name(loss, shape, words):
     with pytest.raises(ValueError, match=words) as info:
         loss(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
     assert isinstance(info.value, OrtBoostError)
+
+
+def test_a_rate_of_lists_or_parameters_is_not_numeric(names):
+    """``nn.Optimizer`` takes the rate first, the other optimizers the parameters."""
+    for rate in ([[1, 2], [3]], names["params"]):
+        with pytest.raises(TypeError, match="'learning_rate' is not numeric") as caught:
+            nn.Optimizer(rate, names["params"])
+        assert_three_lines(caught.value)
