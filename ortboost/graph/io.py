@@ -51,6 +51,7 @@ EXTERNAL_DATA_THRESHOLD = 1 << 30
 """Size of weights in bytes from which external data is used (protobuf's limit is 2 GiB)."""
 
 _MAP = "ortboost.map_type"
+_RUNTIME_DOMAIN = "com.microsoft"
 
 
 def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
@@ -170,10 +171,16 @@ def _reading(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _finished(model: ir.Model) -> ir.Model:
-    """Unify opsets and the names of the standard domain, drop dimension names for "unknown"."""
+    """Unify opsets and the names of the standard domain, drop dimension names for "unknown".
+
+    What runtimes do without is added: the opset of their own operators, and the graph's name.
+    """
     imports = model.opset_imports
     if "ai.onnx" in imports:
         imports.setdefault("", imports.pop("ai.onnx"))
+    if any(node.domain == _RUNTIME_DOMAIN for node in model.graph.all_nodes()):
+        imports.setdefault(_RUNTIME_DOMAIN, 1)
+    model.graph.name = model.graph.name or "graph"
     for function in model.functions.values():  # only functions of the model's opsets are inlined
         own = function.opset_imports
         agrees = all(imports.get(domain, version) == version for domain, version in own.items())
