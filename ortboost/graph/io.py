@@ -52,6 +52,7 @@ EXTERNAL_DATA_THRESHOLD = 1 << 30
 
 _MAP = "ortboost.map_type"
 _RUNTIME_DOMAIN = "com.microsoft"
+_OPSET = 17  # for a file that uses none
 
 
 def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
@@ -180,6 +181,8 @@ def _finished(model: ir.Model) -> ir.Model:
         imports.setdefault("", imports.pop("ai.onnx"))
     if any(node.domain == _RUNTIME_DOMAIN for node in model.graph.all_nodes()):
         imports.setdefault(_RUNTIME_DOMAIN, 1)
+    if "" not in imports and not any(map(is_standard, model.graph.all_nodes())):
+        imports[""] = _OPSET  # as a file of scikit-learn has none
     model.graph.name = model.graph.name or "graph"
     for function in model.functions.values():  # only functions of the model's opsets are inlined
         own = function.opset_imports

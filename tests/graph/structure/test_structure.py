@@ -330,6 +330,20 @@ def test_what_runtimes_do_without_is_taken(fault, tmp_path):
     onnx.checker.check_model(tmp_path / "out.onnx")
 
 
+def test_a_file_of_other_operators_needs_no_standard_opset(tmp_path):
+    """As scikit-learn's converter and ML.NET write it."""
+    scaled = node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", scale=[2.0], offset=[0.0])
+    proto = model(scaled, stored=())
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    ob.export(proto, tmp_path / "out.onnx")
+    x = np.float32([[1, -2, 3, -4]])
+    np.testing.assert_array_equal(run(tmp_path / "out.onnx", {"x": x})["y"], 2 * x)
+    proto.graph.node.append(node("Relu", ["y"], ["z"]))  # of which opset?
+    with pytest.raises(FileError, match="No opset import"):
+        load_model(proto)
+
+
 def test_an_input_without_a_type_is_refused():
     with pytest.raises(FileError, match="type"):
         load_model(model(LAST, inputs=(X, onnx.ValueInfoProto(name="t"))))
