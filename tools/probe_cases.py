@@ -537,6 +537,7 @@ def convolutions() -> Iterator[Case]:
         {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
         {"strides": [2, 2], "auto_pad": "SAME_LOWER", "dilations": [2, 1]},
         {"strides": [2, 2], "output_shape": [5, 6]},
+        {"strides": [2, 2], "output_shape": [8, 7]},  # longer than what the kernel covers
         {"group": 2},
     ):
         yield Case("ConvTranspose", [(1, 4, 3, 3), (4, 2, 3, 3), (2 * at.get("group", 1),)], w, at)

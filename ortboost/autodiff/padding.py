@@ -16,7 +16,7 @@ from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Rule, Site, rewrite_nodes
 
-__all__ = ["explicit_padding", "same_pads", "transposed_pads"]
+__all__ = ["explicit_padding", "same_pads", "transposed_padding"]
 
 
 def explicit_padding(model: ir.Model) -> Report:
@@ -60,8 +60,11 @@ def _window(site: Site) -> Sequence[ir.Value] | None:
     node = site.node
     if site.text("auto_pad", "NOTSET") == "NOTSET" and not site.integers("output_shape"):
         return None
-    pads = transposed_pads(site) if node.op_type == "ConvTranspose" else same_pads(site)
-    attributes: dict[str, Any] = {**node.attributes, "pads": pads}
+    attributes: dict[str, Any] = {**node.attributes}
+    if node.op_type == "ConvTranspose":
+        attributes["pads"], attributes["output_padding"] = transposed_padding(site)
+    else:
+        attributes["pads"] = same_pads(site)
     for name in ("auto_pad", "output_shape"):
         attributes.pop(name, None)
     outputs = site.ops(node.op_type, *node.inputs, count=len(node.outputs), **attributes)
@@ -71,20 +74,21 @@ def _window(site: Site) -> Sequence[ir.Value] | None:
     return outputs
 
 
-def transposed_pads(site: Site) -> list[int]:
-    """The pads that cut a transposed convolution to its output: all begins, then all ends.
+def transposed_padding(site: Site) -> tuple[list[int], list[int]]:
+    """The pads of a transposed convolution, all begins, then all ends, and its output padding.
 
     The output has the length ``output_shape``, or ``in * stride`` for ``SAME_*``. Of an odd total,
-    runtimes cut the larger half at the end for ``SAME_UPPER``, else at the beginning.
+    runtimes cut the larger half at the end for ``SAME_UPPER``, else at the beginning. Where
+    ``output_shape`` is longer than what the kernel covers, the rest is at the end.
     """
     mode, wanted = site.text("auto_pad", "NOTSET"), site.integers("output_shape")
     spatial = site.rank() - 2
+    extra = list(site.integers("output_padding") or (0,) * spatial)
     if not wanted and mode in ("NOTSET", "VALID"):
-        return list(site.integers("pads") or [0] * (2 * spatial))
+        return list(site.integers("pads") or [0] * (2 * spatial)), extra
     kernel = (known_shape(site.input(1)) or (None,) * (2 + spatial))[2:]
     strides = site.integers("strides") or (1,) * spatial
     dilations = site.integers("dilations") or (1,) * spatial
-    extra = site.integers("output_padding") or (0,) * spatial
     if not wanted and any(extra):
         raise Refusal("output_padding beside auto_pad: runtimes disagree; export with pads")
     totals = []
@@ -95,10 +99,11 @@ def transposed_pads(site: Site) -> list[int]:
         total = (length - 1) * dilations[axis] + 1 - strides[axis] + extra[axis]
         if wanted and isinstance(size, int):
             total += size * strides[axis] - wanted[axis - spatial]
-        if total < 0:
+        if total < 0 and not wanted:
             raise Refusal("its output is larger than what the kernel covers; export with pads")
-        totals.append(total)
-    return _halves(totals, mode)
+        extra[axis] += max(-total, 0)
+        totals.append(max(total, 0))
+    return _halves(totals, mode), extra
 
 
 def same_pads(site: Site) -> list[int]:

@@ -51,6 +51,8 @@ EXTERNAL_DATA_THRESHOLD = 1 << 30
 """Size of weights in bytes from which external data is used (protobuf's limit is 2 GiB)."""
 
 _MAP = "ortboost.map_type"
+_RUNTIME_DOMAIN = "com.microsoft"
+_OPSET = 17  # for a file that uses none
 
 
 def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
@@ -170,10 +172,18 @@ def _reading(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _finished(model: ir.Model) -> ir.Model:
-    """Unify opsets and the names of the standard domain, drop dimension names for "unknown"."""
+    """Unify opsets and the names of the standard domain, drop dimension names for "unknown".
+
+    What runtimes do without is added: the opset of their own operators, and the graph's name.
+    """
     imports = model.opset_imports
     if "ai.onnx" in imports:
         imports.setdefault("", imports.pop("ai.onnx"))
+    if any(node.domain == _RUNTIME_DOMAIN for node in model.graph.all_nodes()):
+        imports.setdefault(_RUNTIME_DOMAIN, 1)
+    if "" not in imports and not any(map(is_standard, model.graph.all_nodes())):
+        imports[""] = _OPSET  # as a file of scikit-learn has none
+    model.graph.name = model.graph.name or "graph"
     for function in model.functions.values():  # only functions of the model's opsets are inlined
         own = function.opset_imports
         agrees = all(imports.get(domain, version) == version for domain, version in own.items())

@@ -20,6 +20,7 @@ from ortboost.graph.classic_ml import standard_norms
 from ortboost.graph.normal_form.ceil_pools import leave_out_windows
 from ortboost.graph.normal_form.empty_reductions import empty_reductions
 from ortboost.graph.normal_form.fold_integers import fold_integers
+from ortboost.graph.normal_form.former_operators import write_out_former_operators
 from ortboost.graph.normal_form.identity_transposes import bypass_identity_transposes
 from ortboost.graph.normal_form.inline_branches import inline_branches
 from ortboost.graph.normal_form.inline_functions import inline_functions
@@ -126,6 +127,7 @@ def _unify_operators(model: ir.Model, opsets: range, keep_fused: bool) -> Report
     _drop_idle_attributes(model)
     if not keep_fused and opsets[-1] >= OLDEST_OPSET:
         restore_runtime_domain(model)
+    write_out_former_operators(model)
     report = convert_opset(model, _possible_opsets(model, opsets, keep_fused))
     if report.modified:  # the converter adds Constants, for example for axes that were attributes
         _lift_constants(model)

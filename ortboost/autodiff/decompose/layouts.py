@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.decompose.registry import decomposes
-from ortboost.autodiff.padding import transposed_pads
+from ortboost.autodiff.padding import transposed_padding
 from ortboost.autodiff.sizes import computed, joined, length
 from ortboost.graph.query import static_shape
 from ortboost.graph.rewriting import Refusal, Site
@@ -97,8 +97,7 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
     groups = site.integer("group", 1)
     strides = site.integers("strides") or (1,) * spatial
     dilations = site.integers("dilations") or (1,) * spatial
-    pads = transposed_pads(site)
-    extra = site.integers("output_padding") or (0,) * spatial
+    pads, extra = transposed_padding(site)
     begins, ends = [], []
     for axis in range(spatial):
         reach = dilations[axis] * (kernel[axis] - 1)

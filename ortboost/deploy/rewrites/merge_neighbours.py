@@ -4,6 +4,8 @@
 * ``Concat(Concat(a, b), c)`` along one axis is one Concat.
 * ``Unsqueeze(Gather(x, i))`` at the axis that a scalar ``i`` removed is ``Gather(x, [i])``.
 * ``Unsqueeze(Reduce(x))`` at the axes that were reduced is ``Reduce(x)`` with ``keepdims=1``.
+* ``Reshape(Softmax(Flatten(x)))`` to the shape of ``x`` is one Softmax, if all but one of the axes
+  that the Flatten joins have the length 1. The converter of onnx writes it for opsets before 13.
 """
 
 from __future__ import annotations
@@ -12,8 +14,17 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import constant, input_at, is_standard, label, producer_of, sole_consumer
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    is_standard,
+    known_shape,
+    label,
+    producer_of,
+    sole_consumer,
+)
 from ortboost.graph.rewriting import Site, rewrite_nodes
+from ortboost.graph.shapes.dimensions import dimensions, same_view
 
 __all__ = ["merge_neighbours", "reduced_axes", "slice_bounds"]
 
@@ -23,10 +34,33 @@ _REDUCING = (
 )
 
 
+_SOFTMAX_OF_ONE_AXIS = 13  # the opset
+
+
 def merge_neighbours(model: ir.Model) -> Report:
     """Merge pairs of nodes, in place, in the main graph."""
-    rules = {"Concat": _concat, "Slice": _slice, "Unsqueeze": _unsqueeze}
+    rules = {"Concat": _concat, "Reshape": _reshape, "Slice": _slice, "Unsqueeze": _unsqueeze}
     return rewrite_nodes(model, "merge_neighbours", rules, bypass=True)
+
+
+def _reshape(site: Site) -> list[ir.Value | None] | None:
+    """Undo the two views around a Softmax of one axis."""
+    out = site.node.outputs[0]
+    softmax = producer_of(site.input(0), "Softmax", "LogSoftmax")
+    flatten = producer_of(input_at(softmax, 0), "Flatten") if softmax is not None else None
+    if softmax is None or flatten is None or site.opset < _SOFTMAX_OF_ONE_AXIS:
+        return None
+    source = flatten.inputs[0]
+    shape, axis = known_shape(source), flatten.attributes.get_int("axis", 1)
+    if source is None or shape is None or not same_view(dimensions(source), dimensions(out)):
+        return None
+    last = softmax.attributes.get_int("axis", -1) in (-1, 1) and -len(shape) <= axis < len(shape)
+    if not last or any(length != 1 for length in shape[axis % len(shape) + 1 :]):
+        return None
+    if sole_consumer(site.input(0)) is None:
+        return None
+    site.note = f"undoes '{label(flatten)}'"
+    return [site.op(softmax.op_type, source, axis=axis, dtype=out.dtype, shape=out.shape)]
 
 
 def _concat(site: Site) -> list[ir.Value | None] | None:

@@ -74,8 +74,10 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."
     if len(opsets) == 1:
         fix = f"Keep opset {version}."
-    # The converter drops this metadata: what is detached, and what an exporter left out of a loss.
+    # The converter drops this metadata: what is detached, what an exporter left out of a loss, and
+    # the roles of tensors.
     known = {n.outputs[0].name: n.metadata_props for n in model.graph.all_nodes() if n.outputs}
+    roles = {name: value.metadata_props for name, value in model.graph.initializers.items()}
     lacking = _unknown_operators(model, min(version, target))
     try:
         report.changed.update(_expand_newer(model, version, target).changed)
@@ -105,6 +107,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
             where=f"{source_name(model)}: {obstacle}",
             fix=fix,
         )
+    for name, value in model.graph.initializers.items():
+        value.metadata_props.update(roles.get(name, {}))
     for node in model.graph.all_nodes():
         if node.outputs:
             node.metadata_props.update(known.get(node.outputs[0].name, {}))

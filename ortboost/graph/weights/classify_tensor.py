@@ -226,7 +226,7 @@ def _certain(value: ir.Value, uses: tuple[WeightUse, ...]) -> Verdict | None:
 
 
 def _shifts_one_column(value: ir.Value) -> bool:
-    """Whether a tensor is added to the product with a stored vector or column, and no more."""
+    """Whether a tensor is added to the product with a stored vector, column or row, and no more."""
     uses = list(value.uses())
     if len(uses) != 1 or not is_standard(uses[0].node, "Add"):
         return False
@@ -235,6 +235,8 @@ def _shifts_one_column(value: ir.Value) -> bool:
     if product is None or layer is None or not is_standard(layer, "MatMul", "Gemm", "Einsum"):
         return False
     data, matrix = layer.inputs[0], input_at(layer, 1)
+    if layer.op_type == "MatMul" and data is not None and data.is_initializer():  # W x + b
+        return len(made := known_shape(data) or ()) == 2 and made[0] == 1
     if data is None or matrix is None or not matrix.is_initializer():
         return False
     made, rows = known_shape(product) or (), known_shape(data) or ()

@@ -61,7 +61,7 @@ _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors they create (onnx.compose may put a prefix before),
 # and onnxsim (`_v_12`).
 _EXPORTER_NAME = re.compile(
-    r"^(.*onnx::.*|/.*|\d+|_?val_\d+.*|_v_\d+|scalar_tensor.*|lifted_tensor_.*)$"
+    r"^(.*onnx::.*|/.*|[^/]+/.*_output_\d+|\d+|_?val_\d+.*|.+_val_\d+|_v_\d+|scalar_tensor.*|lifted_tensor_.*)$"
 )
 # Those of them that a transposed parameter may have.
 _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
@@ -69,10 +69,13 @@ _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
 # TorchScript folds nothing but parameters and buffers; numbers in the code are Constant nodes.
 _TORCHSCRIPT_FOLDED = "onnx::"
 # onnxsim stores in Constant nodes what it computes: names of other nodes' outputs, and its own.
-_STORED_OUTPUT = re.compile(r"/(.*/)?(?!Constant(_\d+)?_output)[^/]+_output_\d+|_v_\d+")
+_STORED_OUTPUT = re.compile(r"[^/]*/(.*/)?(?!Constant(_\d+)?_output)[^/]+_output_\d+|_v_\d+")
 _TRANSPOSE = re.compile(r"/Transpose(_\d+)?_output_\d+$")
-_OPTIMIZER = "onnxruntime.transformers"  # it names itself as the producer
-_TORCH_NAME = re.compile(r"onnx::|val_\d")  # that only torch's exporters give
+# Tools that change files of any exporter and name themselves as the producer, or nobody.
+_MERGER = "onnx.compose.merge_models"
+_TOOLS = ("", _MERGER, "onnx.quantize", "onnx.utils.extract_model", "onnxruntime.transformers")
+# That only torch's exporters give, also after the prefix of onnx.compose.
+_TORCH_NAME = re.compile(r".*onnx::[A-Z]\w*_\d+|(.+_)?val_\d+$|[^/]*/.+_output_\d+$")
 
 # Index of the input that is the bias of a layer.
 _BIAS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "GRU": 3, "LSTM": 3, "RNN": 3}
@@ -191,8 +194,10 @@ def tensor_origins(model: ir.Model) -> Origins:
             direct = _TORCHSCRIPT_FOLDED in name
             transposed = "_output_" not in name or _TRANSPOSE.search(name) is not None
             found[name] = Origin("folded", direct=direct, transposed=transposed)
-        else:
+        elif model.producer_name != _MERGER or "." in name:
             found[name] = Origin("module")
+        else:  # the other model may be of any origin
+            found[name] = _UNKNOWN
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
 
 
@@ -236,8 +241,16 @@ def _in_blocks(stored: Iterable[ir.Value]) -> set[str]:
 
 
 def made_by_torch(model: ir.Model) -> bool:
-    """Whether one of torch's exporters wrote a file, also if onnxruntime optimized it since."""
-    if model.producer_name == _OPTIMIZER:  # it optimizes files of any exporter
+    """Whether one of torch's exporters wrote a file, also if a tool has changed it since.
+
+    Example:
+        >>> made_by_torch(ir.from_onnx_text(
+        ...     '<ir_version: 10, producer_name: "onnx.quantize", opset_import: ["" : 18]>'
+        ...     'net (float[1] x) => (float[1] y) { "/act/Neg_output_0" = Neg(x)'
+        ...     ' y = Neg("/act/Neg_output_0") }'))
+        True
+    """
+    if (model.producer_name or "") in _TOOLS:
         made = (out.name or "" for node in model.graph.all_nodes() for out in node.outputs)
         return any(map(_TORCH_NAME.match, (*model.graph.initializers, *made)))
     return model.producer_name == "pytorch"
@@ -252,7 +265,7 @@ def names_a_parameter(model: ir.Model, name: str) -> bool:
         >>> names_a_parameter(file, "norm.bias"), names_a_parameter(file, "/Identity_output_0")
         (True, False)
     """
-    torchscript = model.producer_name == "pytorch" and not _signature(model)
+    torchscript = made_by_torch(model) and not _signature(model)
     return torchscript and _EXPORTER_NAME.match(name) is None
 
 

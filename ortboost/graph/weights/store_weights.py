@@ -29,7 +29,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.query import FLOAT_TYPES, find_nodes, is_standard, source_before, static_shape
 from ortboost.graph.unused import remove_unused_nodes
-from ortboost.graph.weights.origins import Origin, origin_of, stamp_origin
+from ortboost.graph.weights.origins import Origin, made_by_torch, origin_of, stamp_origin
 from ortboost.graph.weights.weight_uses import weight_uses
 
 __all__ = ["COMPUTED", "FUNCTIONS", "MOVED", "POSITIONS", "store_weights"]
@@ -72,7 +72,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
     report = Report("store_weights")
     _leave_branches(model, report)
     _own_statistics(model, report)
-    statistics = _made_statistics(model)
+    statistics, of_torch = _made_statistics(model), made_by_torch(model)
 
     # In graph order: a stored result makes the node that reads it computable.
     total, made = 0, dict[str, str]()
@@ -94,7 +94,7 @@ def store_weights(model: ir.Model, *, keep: Collection[str] = ()) -> Report:
             model.graph.remove(node, safe=True)
             continue
         total += size
-        _store(model.graph, node, arrays, report, torch=model.producer_name == "pytorch")
+        _store(model.graph, node, arrays, report, torch=of_torch)
         # Worth a note only where the file does not say what the tensors are.
         if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):
             made |= {

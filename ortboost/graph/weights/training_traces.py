@@ -42,6 +42,7 @@ from ortboost.graph.weights.origins import (
     SIGNATURE_KEY,
     STACK_KEY,
     in_block,
+    made_by_torch,
     scopes_of,
     tensor_origins,
 )
@@ -114,7 +115,7 @@ def find_training_traces(model: ir.Model) -> Report:
     """
     report = Report("training_traces")
     found: defaultdict[str, set[str]] = defaultdict(set)
-    of_jax = model.producer_name == "jax2onnx"
+    of_jax, of_torch = model.producer_name == "jax2onnx", made_by_torch(model)
     for node in list(model.graph.all_nodes()):
         if of_jax and is_standard(node, "Identity") and _STOPPED.match(node.outputs[0].name or ""):
             node.metadata_props[STOP_MARK] = "stop_gradient"
@@ -127,7 +128,7 @@ def find_training_traces(model: ir.Model) -> Report:
         function = _function_of(node)
         if function is not None:
             found["functions"].add(function)
-        if model.producer_name == "pytorch" and _replaces(node):
+        if of_torch and _replaces(node):
             found["replaced"].add(label(node))
         table, call = input_at(node, 0), node.metadata_props.get(CALL_KEY, "")
         if table is not None and _BY_FREQUENCY.search(call):
@@ -199,7 +200,7 @@ def _stop_at_steps(model: ir.Model) -> set[str]:
 
 def _straight_through(model: ir.Model) -> set[str]:
     """Each ``x + (q - x)`` of torch through which a gradient flows, unlike those of positions."""
-    if model.producer_name != "pytorch":
+    if not made_by_torch(model):
         return set()
     found = (n for n in model.graph.all_nodes() if match(n.outputs[0], _STRAIGHT_THROUGH))
     return {label(node) for node in _passed_by_gradients(model, found)}

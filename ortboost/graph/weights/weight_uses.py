@@ -78,6 +78,7 @@ _SETTINGS = {
     "Range": (0, 1, 2),
     "QuantizeLinear": (1, 2),
     "DequantizeLinear": (1, 2),
+    "GatherBlockQuantized": (2, 3),
 }
 # No gradient flows through these: a tensor that only they read is not a weight.
 _STOPS = STOPS | {"OneHot", "Unique"}

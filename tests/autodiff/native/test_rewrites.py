@@ -271,6 +271,17 @@ def test_the_output_shape_of_a_transposed_convolution_becomes_pads():
     assert "output_shape" not in node.attributes
 
 
+def test_an_output_beyond_the_kernel_of_a_transposed_convolution_is_padded():
+    body = "y = ConvTranspose<output_shape=[12,9], strides=[2,2]>(x, w, b)"  # else 11 and 8
+    model = model_of("float[N,2,5,4] x, float[2,3,3,2] w, float[3] b", body)
+    feeds = random_feeds(model, N=2)
+    before = run(model, feeds)["y"]
+    assert explicit_padding(model).modified
+    assert model.graph.node(0).attributes.get_ints("pads") == (0, 0, 0, 0)
+    assert model.graph.node(0).attributes.get_ints("output_padding") == (1, 1)
+    np.testing.assert_allclose(run(model, feeds)["y"], before, rtol=1e-5, atol=1e-6)
+
+
 def test_same_padding_of_unknown_size_is_refused_with_a_way_out():
     model = model_of(
         "float[N,3,H,W] x, float[4,3,3,3] w", 'y = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)'

@@ -34,6 +34,32 @@ def one(number):
     return np.array([number])
 
 
+# ---- softmax -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "axis", "merged"),
+    [
+        ("float[n,6,4] x", 2, True),
+        ("float[n,6,4] x", -1, True),
+        ("float[n,6,4] x", 1, False),  # joins two axes
+        ("float[n,24,1] x", 1, True),
+    ],
+)
+def test_a_softmax_of_one_axis_needs_no_views(inputs, axis, merged):
+    """As the converter of onnx writes Softmax of opset 12."""
+    body = f"f = Flatten<axis = {axis}>(x) p = Softmax(f) s = Shape(x) y = Reshape(p, s)"
+    model = net(body, inputs=inputs, outputs=inputs.replace("x", "y"))
+    shape = (24, 1) if "24" in inputs else (6, 4)
+    feeds = [{"x": weights(n, *shape, seed=n)} for n in (2, 5)]
+    if not merged:
+        assert not merge_neighbours(model).modified
+        return
+    check(merge_neighbours, model, *feeds)
+    dead_code(model)
+    assert ops(model) == {"Softmax": 1}
+
+
 # ---- slices --------------------------------------------------------------------------------------
 
 

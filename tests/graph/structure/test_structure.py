@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+import ortboost as ob
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.limits import LIMITS_VARIABLE, Limits
 from ortboost.graph.io import load_model
 from ortboost.graph.structure import check_structure
+from tests.support import run
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
 Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
@@ -308,6 +311,42 @@ def test_an_output_without_a_shape_is_taken():
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     loaded = load_model(model(node("Relu", ["x"], ["t"]), LAST, outputs=(y,)))
     assert loaded.graph.outputs[0].shape is None
+
+
+@pytest.mark.parametrize("fault", ["type", "name", "domain"])
+def test_what_runtimes_do_without_is_taken(fault, tmp_path):
+    proto = model(node("Relu", ["x"], ["t"]), LAST)
+    if fault == "type":  # as those do who add an intermediate value to the outputs
+        proto.graph.output.append(onnx.ValueInfoProto(name="t"))
+    elif fault == "name":
+        proto.graph.ClearField("name")
+    else:
+        proto.graph.node[0].CopyFrom(node("Gelu", ["x"], ["t"], domain="com.microsoft"))
+    x = np.float32([[1, -2, 3, -4]])
+    ob.export(proto, tmp_path / "out.onnx")
+    raw = run(proto, {"x": x})
+    for name, value in run(tmp_path / "out.onnx", {"x": x}).items():
+        np.testing.assert_allclose(value, raw[name], rtol=1e-5)
+    onnx.checker.check_model(tmp_path / "out.onnx")
+
+
+def test_a_file_of_other_operators_needs_no_standard_opset(tmp_path):
+    """As scikit-learn's converter and ML.NET write it."""
+    scaled = node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", scale=[2.0], offset=[0.0])
+    proto = model(scaled, stored=())
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    ob.export(proto, tmp_path / "out.onnx")
+    x = np.float32([[1, -2, 3, -4]])
+    np.testing.assert_array_equal(run(tmp_path / "out.onnx", {"x": x})["y"], 2 * x)
+    proto.graph.node.append(node("Relu", ["y"], ["z"]))  # of which opset?
+    with pytest.raises(FileError, match="No opset import"):
+        load_model(proto)
+
+
+def test_an_input_without_a_type_is_refused():
+    with pytest.raises(FileError, match="type"):
+        load_model(model(LAST, inputs=(X, onnx.ValueInfoProto(name="t"))))
 
 
 def test_what_only_the_checker_knows():

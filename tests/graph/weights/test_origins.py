@@ -101,6 +101,46 @@ def dynamo(opset: int = 18) -> ir.Model:
     return found
 
 
+_OF_TORCH = """float[4,4] "lin.weight", float[4] "{0}onnx::Add_3") => (y) {{
+  "{0}/Constant_output_0" = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>()
+  h = MatMul(x, "lin.weight") i = Add(h, "{0}onnx::Add_3") y = Mul(i, "{0}/Constant_output_0") }}"""
+
+
+@pytest.mark.parametrize(
+    ("producer", "prefix"),
+    [
+        ("", ""),
+        ("onnx.utils.extract_model", ""),
+        ("onnx.quantize", ""),
+        ("onnx.compose.merge_models", ""),
+        ("onnx.compose.merge_models", "m_"),
+    ],
+)
+def test_tools_that_name_themselves_keep_the_names_of_torch(producer, prefix):
+    """A vector in the code of the module was trained after such a tool."""
+    changed = text_model(
+        f'''<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[N,4] x, {_OF_TORCH.format(prefix)}''',
+        **{"lin.weight": weights(4, 4), f"{prefix}onnx::Add_3": weights(4)},
+    )
+    assert kinds(changed) == {
+        "lin.weight": "module",
+        f"{prefix}onnx::Add_3": "folded",
+        f"{prefix}/Constant_output_0": "literal",
+    }
+
+
+def test_of_a_merged_model_only_names_of_modules_are_of_torch():
+    merged = text_model(
+        """<ir_version: 10, producer_name: "onnx.compose.merge_models", opset_import: ["" : 18]>
+        net (float[N,4] x, float scale, float[4] "norm.bias") => (y) {
+          h = Mul(x, scale) i = Add(h, "norm.bias") "/act/Relu_output_0" = Relu(i)
+          y = Neg("/act/Relu_output_0") }""",
+        **{"scale": weights(), "norm.bias": weights(4)},
+    )
+    assert kinds(merged) == {"scale": "unknown", "norm.bias": "module"}
+
+
 def test_the_dynamo_exporter_says_it_all():
     """Also the module that reads a tensor that replaced a parameter."""
     found = tensor_origins(dynamo())

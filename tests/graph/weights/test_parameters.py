@@ -1055,6 +1055,34 @@ def test_the_bias_after_a_vector(product, trained):
     assert told(model, "b") == (trained, trained)
 
 
+def test_the_scales_of_a_quantized_table_are_settings():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        net (int64[N] ids, uint8[6,8] table, float[6,1] scales, float[16,4] w) => (float[N,4] y) {
+          e = com.microsoft.GatherBlockQuantized<block_size = 16>(table, ids, scales)
+          y = MatMul(e, w) }""",
+        table=np.full((6, 8), 0x53, np.uint8),
+        scales=weights(6, 1),
+        w=weights(16, 4),
+    )
+    assert told(model, "scales") == (False, False)
+    assert told(model, "w") == (True, False)
+
+
+@pytest.mark.parametrize(("rows", "trained"), [(1, True), (2, False)])
+def test_the_bias_after_a_row(rows, trained):
+    """`W x + b`, with the weight before the column of data."""
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[4] x, float[{rows},4] w, float[1] b) => (y) {{
+          p = MatMul(w, x) y = Add(p, b) }}""",
+        w=W44[:rows],
+        b=S.reshape(1),
+    )
+    infer_shapes(model)
+    assert told(model, "b") == (trained, trained)
+
+
 def test_the_parts_that_a_scan_over_layers_reads_are_weights():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
