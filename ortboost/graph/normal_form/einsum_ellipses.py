@@ -32,7 +32,7 @@ def name_ellipses(model: ir.Model) -> Report:
     """
     report = Report("einsum_ellipses")
     for node in find_nodes(model.graph.all_nodes(), "Einsum"):
-        before = node.attributes["equation"].as_string().replace(" ", "")
+        before = node.attributes.get_string("equation", "").replace(" ", "")
         after = _with_letters(before, [known_shape(value) for value in node.inputs])
         if after is not None:
             node.attributes["equation"] = ir.AttrString("equation", after)
@@ -44,8 +44,12 @@ def _with_letters(equation: str, shapes: list[tuple[int | str | None, ...] | Non
     """The equation with letters; ``None`` if it is valid, or cannot be written so."""
     left, arrow, right = equation.partition("->")
     names = left.split(",")
+    if len(names) != len(shapes):
+        return None
+    if not arrow:  # implicit: the letters that occur once, in alphabetical order
+        right = _DOTS + "".join(c for c in sorted(set(left) - set(".,")) if left.count(c) == 1)
     open_ = [(name, shape) for name, shape in zip(names, shapes, strict=True) if _DOTS in name]
-    if not arrow or len(names) != len(shapes) or any(shape is None for _, shape in open_):
+    if any(shape is None for _, shape in open_):
         return None
     widths = {len(shape or ()) - len(name) + len(_DOTS) for name, shape in open_}
     free = [letter for letter in string.ascii_lowercase if letter not in equation]

@@ -22,7 +22,8 @@ def einsum(equation: str, w: str, x: str, y: str):
         ("i,...i->...", "4", "n,5,4", "n,5", None),  # one ellipsis
         ("...ij,...j->...i", "n,3,4", "n,4", "n,3", None),  # of one length
         ("...ij,...j->...i", "1,3,4", "n,2,4", "n,2,3", None),  # broadcast
-        ("...ij,...j", "3,4", "n,4", "n,3", None),
+        ("...ij,...j", "3,4", "n,4", "n,3", "ij,aj->ai"),
+        ("...ij", "3,4", "n,4", "n,3", None),  # of one operand, but the node has two
     ],
 )
 def test_ellipses_of_several_lengths_become_letters(equation, w, x, y, written):
