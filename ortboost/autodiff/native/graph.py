@@ -36,11 +36,11 @@ _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
 # Operators and the inputs whose gradients the builder writes even if not requested.
 _ALWAYS_WRITTEN = {
-    "BatchNormalization": slice(1, 3),
-    "BiasGelu": slice(1, 2),
+    "BatchNormalization": slice(3),
+    "BiasGelu": slice(2),
     "Concat": slice(None),
-    "FastGelu": slice(1, 2),
-    "LayerNormalization": slice(1, 3),
+    "FastGelu": slice(2),
+    "LayerNormalization": slice(None),
 }
 COPY_PREFIX = "ortboost/native/own"
 _STOPPED = "ortboost/native/stopped/"
