@@ -34,7 +34,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
     "Mod": "it has no gradient; use --engine portable",
     "RoiAlign": "it has no gradient",
-    "SequenceMap": "it maps a sequence of tensors; export them as one tensor, with a Loop or Scan",
+    "SequenceMap": "its sequence has no known length; export one tensor, with a Loop or Scan",
 }
 """Operator to the reason. An engine looks here only if it has no gradient for the operator.
 

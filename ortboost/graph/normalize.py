@@ -18,6 +18,7 @@ from ortboost.graph.bodies import own_outputs, separate_branch_names
 from ortboost.graph.build import Builder, unused_name
 from ortboost.graph.classic_ml import standard_norms
 from ortboost.graph.normal_form.ceil_pools import leave_out_windows
+from ortboost.graph.normal_form.einsum_ellipses import name_ellipses
 from ortboost.graph.normal_form.empty_reductions import empty_reductions
 from ortboost.graph.normal_form.fold_integers import fold_integers
 from ortboost.graph.normal_form.former_operators import write_out_former_operators
@@ -175,6 +176,7 @@ def _settle(model: ir.Model, keep_fused: bool) -> list[Report]:
             parts,
             stacks,
             gather_single_elements(model),
+            name_ellipses(model),
             *([] if keep_fused else [write_out_runtime_operators(model)]),
             fold_integers(model),
             static_shapes(model),

@@ -11,6 +11,7 @@ from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.native.support import gradient_support
 from ortboost.core.errors import ModelError
 from ortboost.graph.normalize import normalize
+from ortboost.graph.shapes.shape_inference import infer_shapes
 from tests.autodiff.oracle import graph
 from tests.support import native_only
 from tools.support_table import support_table
@@ -238,6 +239,16 @@ def test_a_type_that_an_operator_in_a_branch_does_not_take():
         h = Mul(x, w) y = Mul(h, f) }""")
     report = check_trainable(model, wrt=["w"], engine=get_engine("portable"), loss="y")
     assert [b.reason for b in report.blockers] == ["'k' is int64, which Log does not take"]
+
+
+def test_of_a_file_with_a_wrong_type_that_type_is_named_and_nothing_else():
+    """torch's older exporter writes the mask of packed sequences so: a sum of booleans."""
+    text = """g (float[N,3] x, bool[3] m, float[3,3] w) => (y) <int64 k = {0}> {
+        s = CumSum(m, k) f = Cast<to = 1>(s) h = MatMul(x, w) a = Cast<to = 1>(h) y = Mul(a, f) }"""
+    model = graph(text)
+    infer_shapes(model)
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"), loss="y")
+    assert [b.reason for b in report.blockers] == ["'m' is bool, which CumSum does not take"]
 
 
 def test_a_type_that_a_file_leaves_open_is_taken():

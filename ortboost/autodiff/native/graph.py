@@ -35,12 +35,12 @@ _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
 # Operators and the inputs whose gradients the builder writes even if not requested.
 _ALWAYS_WRITTEN = {
-    "BatchNormInternal": slice(1, 3),  # the optimizer replaces BatchNormalization
-    "BiasGelu": slice(1, 2),
+    "BatchNormInternal": slice(3),  # the optimizer replaces BatchNormalization
+    "BiasGelu": slice(2),
     "ConcatTraining": slice(None),  # the optimizer replaces Concat
-    "FastGelu": slice(1, 2),
-    "LayerNormalization": slice(1, 3),
-    "SimplifiedLayerNormalization": slice(1, 2),
+    "FastGelu": slice(2),
+    "LayerNormalization": slice(None),
+    "SimplifiedLayerNormalization": slice(None),
 }
 COPY_PREFIX = "ortboost/native/own"
 _STOPPED = "ortboost/native/stopped/"

@@ -1,8 +1,9 @@
 """Replace elements taken from a sequence by tensors.
 
 ``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part; lists
-that a script builds and stacks as SequenceInsert and ConcatFromSequence. Neither engine
-differentiates sequences, and runtimes support them poorly.
+that a script builds and stacks as SequenceInsert and ConcatFromSequence; ``torch.atleast_1d`` of a
+list, which is part of ``column_stack``, as SequenceMap. Neither engine differentiates sequences,
+and runtimes support them poorly.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.bodies import own_outputs, rename_values, unwrap
+from ortboost.graph.build import Builder, detach, replace_node
 from ortboost.graph.query import (
     constant,
     find_nodes,
@@ -34,7 +36,12 @@ def unpack_sequences(model: ir.Model, *, computed: bool = False) -> Report:
     """
     report = Report("unpack_sequences")
     builder = Builder(model.graph, "ortboost/sequence")
-    for node in find_nodes(model.graph.all_nodes(), "SequenceAt", "ConcatFromSequence"):
+    readers = ("ConcatFromSequence", "SequenceAt", "SequenceMap")
+    for node in find_nodes(model.graph.all_nodes(), *readers):
+        if node.op_type == "SequenceMap":
+            if _map(node, builder):
+                report.changed[node.name or ""] = "its body, once for each tensor"
+            continue
         elements = _elements(node.inputs[0])
         if elements:
             read = _read(node, elements, builder)
@@ -84,6 +91,36 @@ def _elements(sequence: ir.Value | None) -> list[ir.Value] | None:
             return None
         elements.insert(place[0], value)
     return elements
+
+
+def _map(node: ir.Node, builder: Builder) -> bool:
+    """Put the body of a SequenceMap in its place once for each tensor; whether they are known."""
+    graph, lists = node.graph, [_elements(value) for value in node.inputs]
+    is_list = [value and isinstance(value.type, ir.SequenceType) for value in node.inputs]
+    unknown = any(given and not found for given, found in zip(is_list, lists, strict=True))
+    lengths = {len(found) for found in lists if found}
+    shown = any(output.is_graph_output() for output in node.outputs)
+    if not isinstance(graph, ir.Graph) or unknown or shown or len(lengths) != 1:
+        return False
+    results = []
+    for turn in range(lengths.pop()):
+        body = node.attributes["body"].as_graph().clone(allow_outer_scope_values=True)
+        own_outputs(body)
+        rename_values(body, builder.unique)
+        for inner, value, found in zip(body.inputs, node.inputs, lists, strict=True):
+            actual = found[turn] if found else value
+            assert actual is not None  # inputs of a SequenceMap are not optional
+            ir.convenience.replace_all_uses_with(inner, actual)
+        results.append(unwrap(body, node))
+    for output, tensors in zip(node.outputs, zip(*results, strict=True), strict=True):
+        made = ir.node("SequenceConstruct", tensors)
+        made.outputs[0].name, made.outputs[0].type = builder.unique(output.name or ""), output.type
+        graph.insert_before(node, made)
+        ir.convenience.replace_all_uses_with(output, made.outputs[0])
+    for inner_node in node.attributes["body"].as_graph().all_nodes():
+        detach(inner_node)
+    graph.remove(node, safe=True)
+    return True
 
 
 def _read(node: ir.Node, elements: list[ir.Value], builder: Builder) -> ir.Value | None:

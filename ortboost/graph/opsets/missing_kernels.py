@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
@@ -100,13 +101,13 @@ def _is_flat(conv: ir.Node) -> bool:
 def replace_missing_kernels(model: ir.Model) -> None:
     """Rewrite nodes without a kernel, in place.
 
-    Small integers are compared as int32, EyeLike computes float32, and ``SAME_*`` of a dilated Conv
-    becomes pads.
+    Small integers are compared as int32, EyeLike computes float32, ``SAME_*`` of a dilated Conv
+    becomes pads, and a Cos of float64 a Sin.
 
     The dynamo exporter counts rows and columns of an identity matrix in uint8, which onnxruntime
-    1.19 cannot compare; the TorchScript exporter writes ``torch.eye(n, dtype=torch.bool)`` as an
-    EyeLike of type bool, and MindSpore's exporter writes ``SAME_UPPER``. No version has a
-    kernel for these two.
+    1.19 cannot compare, and RT-DETR computes its positions in float64, of which it has no Cos; the
+    TorchScript exporter writes ``torch.eye(n, dtype=torch.bool)`` as an EyeLike of type bool, and
+    MindSpore's exporter writes ``SAME_UPPER``. No version has a kernel for these two.
     """
     builder = Builder(model.graph, "compared")
     for node in list(model.graph.all_nodes()):
@@ -118,6 +119,10 @@ def replace_missing_kernels(model: ir.Model) -> None:
             _eye_of_floats(builder, node)
         elif is_standard(node, "Conv"):
             _pads_of_dilated(node)
+        elif is_standard(node, "Cos") and node.outputs[0].dtype == ir.DataType.DOUBLE:
+            angle, quarter = node.inputs[0], builder.const(np.pi / 2, ir.DataType.DOUBLE)
+            node.replace_input_with(0, builder.op("Add", angle, quarter))
+            node.op_type = "Sin"
         # In the node's own graph, which may be that of a branch.
         if builder.nodes and node.graph is not None:
             node.graph.insert_before(node, builder.take())

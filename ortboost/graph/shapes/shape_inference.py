@@ -17,7 +17,6 @@ A length that a Resize computes from a scale is the one that onnxruntime compute
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,7 +179,7 @@ def _shape_for(model: ir.Model, output: ir.Value, lengths: Mapping[str, int]) ->
                 dim.dim_value = lengths[dim.dim_param]
     for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
-    made = _try_to_infer(proto, check_type=False)
+    made = _try_to_infer(proto)
     if made is None:
         return []
     (info,) = (info for info in made.graph.output if info.name == output.name)
@@ -218,28 +217,27 @@ def node_fault(node: ir.Node, opset: int) -> str | None:
     return None
 
 
-def _try_to_infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto | None:
+def _try_to_infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     try:
-        return _infer(proto, check_type=check_type)
+        return _infer(proto)
     except Exception as error:  # inference is optional: its failure must not stop a conversion
         _log.info("shape inference failed: %s", error)
         return None
 
 
-def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProto:
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Infer each Slice once the lengths of its input are known, or never will be.
 
     Slices in functions are inferred if no length is negative once the functions are inlined.
     """
-    infer = functools.partial(_infer_as_run, check_type=check_type)
     nodes = [node for node, _ in _lengths(proto.graph)]
     in_graphs = [node for node in nodes if _is_slice(node)]
     in_functions = [n for function in proto.functions for n in function.node if _is_slice(n)]
     if not in_graphs and not in_functions:
-        return infer(proto)
+        return _infer_as_run(proto)
     # A Slice in a function is inferred with every call, so all calls have to be safe.
     if in_functions:
-        inlined = _infer(onnx.inliner.inline_local_functions(proto), check_type=check_type)
+        inlined = _infer(onnx.inliner.inline_local_functions(proto))
         readable = {id(found): found for _, found in _lengths(inlined.graph)}.values()
         if all(dim >= 0 for found in readable for dims in found.values() for dim in dims or ()):
             in_functions = []
@@ -249,7 +247,7 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
         imports.opset_import.add(domain=_HIDDEN, version=1)
     attempt = 0
     while True:
-        found = infer(proto)
+        found = _infer_as_run(proto)
         hidden = []
         for node, (_, lengths) in zip(nodes, _lengths(found.graph), strict=True):
             if node.domain == _HIDDEN:
@@ -266,13 +264,14 @@ def _infer(proto: onnx.ModelProto, *, check_type: bool = True) -> onnx.ModelProt
         attempt += 1
 
 
-def _infer_as_run(proto: onnx.ModelProto, *, check_type: bool) -> onnx.ModelProto:
+def _infer_as_run(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Infer once more after each Resize, from the first on, whose length onnxruntime rounds up."""
     graphs = (proto.graph, *walk.graphs_of(proto.graph.node))
     resizing = any(node.op_type in _RESIZING for graph in graphs for node in graph.node)
     while True:
+        # Types are not checked: one that an operator does not take would stop it for all others.
         found = onnx.shape_inference.infer_shapes(
-            proto, check_type=check_type, strict_mode=False, data_prop=True
+            proto, check_type=False, strict_mode=False, data_prop=True
         )
         if not resizing or not _round_as_kernels(proto.graph, _lengths(found.graph)):
             return found

@@ -46,6 +46,7 @@ _SUFFIX = "/computed"
 _OURS = "ortboost/"  # of the nodes that rewrites add
 _LARGEST = 1 << 28  # elements of one tensor
 _MOST = 1 << 29  # elements of all tensors together, 2 GiB in float32
+_INDICES = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)  # int8 may be a weight
 _OPERATORS = frozenset(
     "Abs Add And Cast CastLike Clip Concat ConstantOfShape Cos Div Equal Exp Expand EyeLike "
     "Flatten Gather Greater Identity Less Log Max Min Mul Neg Not Or Pow Range Reciprocal Reshape "
@@ -219,8 +220,7 @@ def _is_of_positions(node: ir.Node) -> bool:
     if node.op_type == "Range" or any(v and v.meta.get(POSITIONS) for v in node.inputs):
         return True
     source = node.inputs[0] if node.op_type in ("Cast", "CastLike", "Where") else None
-    kinds = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)  # int8 may be a weight
-    return source is not None and source.dtype in kinds and source.shape != ir.Shape(())
+    return source is not None and source.dtype in _INDICES and source.shape != ir.Shape(())
 
 
 def _store(
@@ -231,7 +231,9 @@ def _store(
     *,
     torch: bool,
 ) -> None:
-    sources = [origin_of(value) for value in node.inputs if value is not None]
+    # Not of shapes and conditions: the exporter computes those in advance, too.
+    read = [value for value in node.inputs if value is not None and value.dtype not in _INDICES]
+    sources = [origin_of(value) for value in read]
     of_positions = _is_of_positions(node)
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""

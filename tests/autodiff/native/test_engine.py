@@ -134,6 +134,25 @@ def test_a_frozen_scale_of_nodes_that_the_optimizer_fuses_may_be_shared():
     assert_gradients(model, ["w"], random_feeds(model))
 
 
+NORM = "BatchNormalization<training_mode = 1>"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"a = {LN}(x, w, b) c = {LN}(x, v, b) i = Identity(x) d = {LN}(i, w, b)",
+        f"a, ma, va = {NORM}(x, w, b, m, n) c, mc, vc = {NORM}(x, v, b, m, n) d = Exp(x)",
+    ],
+)
+def test_data_that_are_normalized_twice(body):
+    """By the layers of a Perceiver, for example: the builder writes the gradient of the data."""
+    model = graph(f"""g (float[3,3] x, float[3] w, float[3] v, float[3] b, float[3] m, float[3] n)
+        => (float loss) {{ {body}
+        p = Mul(a, c) y = Mul(p, d) loss = ReduceMean<keepdims=0>(y) }}""")
+    feeds = random_feeds(model)
+    assert_gradients(model, ["w", "v"], {**feeds, "n": np.abs(feeds["n"]) + 0.5})
+
+
 @pytest.mark.parametrize("op", ["BiasGelu", "FastGelu"])
 def test_a_frozen_bias_of_a_fused_operator_may_be_shared(op):
     op = f"com.microsoft.{op}"

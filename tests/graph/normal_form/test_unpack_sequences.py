@@ -147,6 +147,38 @@ def test_a_list_that_is_built_one_by_one(body):
     assert not unpack_sequences(model).modified
 
 
+MAPPED = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N] x, float[N] c, float[N] o) => (float[N,2] y) <int64 i = {0}, int64 j = {1}> {
+        s = SequenceConstruct(x, c)
+        [map] m = SequenceMap<body = each (float[N] e, float[N] t) => (r) {
+            k = Shape(e) n = Size(k) b = Equal(n, j)
+            r = If(b) <then_branch = yes () => (p) { q = Mul(e, t) p = Add(q, o) },
+                       else_branch = no () => (p) { p = Neg(e) }> }>(s, o)
+        a = SequenceAt(m, i) d = SequenceAt(m, j) u = SequenceConstruct(a, d)
+        y = ConcatFromSequence<axis = 1, new_axis = 1>(u) }"""
+
+
+def test_what_is_done_with_each_tensor_of_a_list():
+    """As in ``torch.column_stack``; the body reads a tensor for all, and one from outside."""
+    model = text_model(MAPPED)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert not {"If", "SequenceMap", "SequenceConstruct"} & {n.op_type for n in model.graph}
+    feeds = {name: weights(3, seed=seed) for seed, name in enumerate("xco")}
+    expected = np.stack([feeds[name] * feeds["o"] + feeds["o"] for name in "xc"], 1)
+    np.testing.assert_allclose(run(model, feeds)["y"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sequence", ["s = SplitToSequence(x, n)", "s = Identity(l)"])
+def test_an_unknown_list_of_which_each_tensor_is_changed_is_left_alone(sequence):
+    model = text_model(f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N] x, int64 n, seq(float[2]) l, int64 i) => (float[M] y) {{
+            {sequence}
+            m = SequenceMap<body = each (float[K] e) => (r) {{ r = Neg(e) }}>(s)
+            y = SequenceAt(m, i) }}""")
+    infer_shapes(model)
+    assert not unpack_sequences(model).modified
+
+
 def test_a_list_of_unknown_length_is_left_alone():
     model = text_model(
         """<ir_version: 8, opset_import: ["" : 18]>

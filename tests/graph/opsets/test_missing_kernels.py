@@ -118,6 +118,16 @@ def test_an_identity_matrix_of_booleans_runs(kind):
     assert len(model.graph) == before
 
 
+def test_a_cosine_of_float64_runs():
+    """RT-DETR computes its positions so; onnxruntime 1.19 has no kernel for it."""
+    model = text_model("""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N] x) => (float[N] y) {
+          d = Cast<to = 11>(x) c = Cos(d) y = Cast<to = 1>(c) }""")
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    x = np.array([-1000, -0.5, 0, 1, 3, 20000], np.float32)
+    np.testing.assert_allclose(run(model, {"x": x})["y"], np.cos(x.astype(float)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_dilated_convolution_with_automatic_padding_runs(mode):
     """MindSpore's default padding; "Dilation not supported for AutoPadType" of onnxruntime."""

@@ -7,6 +7,7 @@ import pytest
 from ortboost.graph.normalize import normalize
 from ortboost.graph.shapes.shape_inference import infer_shapes
 from ortboost.graph.weights import store_weights as module
+from ortboost.graph.weights.origins import Origin, stamp_origin
 from ortboost.graph.weights.parameters import find_parameters
 from ortboost.graph.weights.store_weights import store_weights
 from ortboost.transforms.trainable_norm import to_training
@@ -92,6 +93,17 @@ def test_what_torch_makes_of_shapes_is_no_weight():
     """The ones in an exported ``torch.cdist``: torch stores all its parameters."""
     model = made()
     model.producer_name = "pytorch"
+    store_weights(model)
+    trained = [name for name, p in find_parameters(model).items() if p.trainable]
+    assert trained == ["stored"]
+
+
+def test_zeros_of_a_length_that_the_exporter_computed_are_no_weight():
+    """Those of ``new_zeros`` in graph networks: torch folds shapes as well as weights."""
+    model = made()
+    model.producer_name = "pytorch"
+    for name in ("shape", "long"):
+        stamp_origin(model.graph.initializers[name], Origin("folded", ("a", "b"), known=True))
     store_weights(model)
     trained = [name for name, p in find_parameters(model).items() if p.trainable]
     assert trained == ["stored"]
