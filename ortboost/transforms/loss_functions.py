@@ -15,6 +15,8 @@ from ortboost.transforms.loss_config import LossConfig
 
 __all__ = ["dense_losses", "reduce_losses", "shifted_labels", "sparse_cross_entropy"]
 
+_ROW = 16
+
 
 def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:
     """Shift the labels ``[batch, sequence]`` left by one position; the last one is ignored.
@@ -136,7 +138,10 @@ def dense_losses(
             of_all = builder.op("ReduceMean", log_p, over, keepdims=0)
             total = _mixed(builder, total, of_all, config.label_smoothing)
         return builder.op("Neg", total)
-    return _ELEMENTWISE[config.name](builder, x, _in_shape_of(x, labels, config, builder), config)
+    labels = _in_shape_of(x, labels, config, builder)
+    losses = _ELEMENTWISE[config.name](builder, x, labels, config)
+    losses.shape = x.shape
+    return losses
 
 
 def _squared_error(b: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
@@ -221,8 +226,24 @@ def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
 
 def reduce_losses(builder: Builder, losses: ir.Value, reduction: str) -> tuple[ir.Value, ir.Value]:
     """Reduce the losses to the loss to show and the scalar to differentiate."""
-    if reduction == "mean":
-        mean = builder.op("ReduceMean", losses, keepdims=0, shape=())
-        return mean, mean
-    total = builder.op("ReduceSum", losses, keepdims=0, shape=())
-    return (total, total) if reduction == "sum" else (losses, total)
+    op = "ReduceMean" if reduction == "mean" else "ReduceSum"
+    total = builder.op(op, losses, keepdims=0, shape=())
+    if reduction == "none":
+        return losses, total
+    axes = _last_axes(losses)
+    if not axes:
+        return total, total
+    # A sum of float32 numbers one after the other, as the runtime's, loses digits: of 22 million
+    # squares, the mean is off by 2e-3. Sums of rows are exact to 1e-6. The gradient is the same.
+    rows = builder.op(op, losses, builder.ints(*axes), keepdims=0)
+    return builder.op(op, rows, keepdims=0, shape=()), total
+
+
+def _last_axes(losses: ir.Value) -> list[int]:
+    """The last axes, without the first one, of some 16 elements or more together."""
+    shape, size = known_shape(losses) or (), 1
+    for count, length in enumerate(reversed(shape[1:]), start=1):
+        size *= length if isinstance(length, int) else _ROW
+        if size >= _ROW:
+            return list(range(-count, 0))
+    return []

@@ -110,6 +110,25 @@ def formula(fields, x, y):
     return weight * (positive * y * np.logaddexp(0, -x) + (1 - y) * np.logaddexp(0, x))
 
 
+@pytest.mark.parametrize(
+    ("shape", "fixed"),
+    [
+        ("batch,3,H,W", (8, 3, 256, 256)),
+        ("batch,256,256,3", (8, 256, 256, 3)),
+        ("batch,24", (2**16, 24)),
+    ],
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_of_a_large_output_keeps_its_digits(reduction, shape, fixed):
+    """One sum of all elements by the runtime is off by 4e-4."""
+    x = np.full(fixed, 0.7, np.float32)
+    config = LossConfig(name="mse", reduction=reduction)
+    loss, gradient = value_and_grad(config, x, np.zeros_like(x), shape)
+    count = x.size if reduction == "mean" else 1
+    np.testing.assert_allclose(loss, 0.49 * x.size / count, rtol=5e-6)
+    np.testing.assert_allclose(gradient, x * 2 / count, rtol=1e-5)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("case", [*CASES, *SMOOTHED])
 def test_the_gradient_is_the_slope_of_the_formula(case, reduction):

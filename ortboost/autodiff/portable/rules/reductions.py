@@ -16,7 +16,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.sizes import dims, wider
 from ortboost.graph.formulas import Term
-from ortboost.graph.query import fixed_lengths, known_shape
+from ortboost.graph.query import fixed_lengths, known_shape, static_shape
 
 __all__: list[str] = []
 
@@ -92,9 +92,11 @@ def _share(b: Backward, dtype: ir.DataType) -> ir.Value:
         lengths = fixed_lengths([shape[axis] for axis in axes])
         if lengths is not None:
             return b.const(1.0 / max(math.prod(lengths), 1), dtype)
-    # The axes are only known at run time: compare the sizes of y and x.
-    sizes = [b.cast(b.op("Size", v), dtype) for v in (b.output(), b.input(0))]
-    return b.op("Div", *sizes, shape=())
+    # The axes or lengths are only known at run time: compare the sizes of y and x.
+    size, fixed = b.cast(b.op("Size", b.input(0)), dtype), static_shape(b.output())
+    if fixed is not None:
+        return b.op("Div", b.const(float(math.prod(fixed)), dtype), size, shape=())
+    return b.op("Div", b.cast(b.op("Size", b.output()), dtype), size, shape=())
 
 
 def _sum(b: Backward) -> ir.Value:
