@@ -115,7 +115,7 @@ def formula(fields, x, y):
     [
         ("batch,3,H,W", (8, 3, 256, 256)),
         ("batch,256,256,3", (8, 256, 256, 3)),
-        ("batch,24", (2**16, 24)),
+        ("batch,384", (4096, 384)),
     ],
 )
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
