@@ -37,6 +37,10 @@ class InputLike(Protocol):
     def shape(self) -> tuple[int | str | None, ...]:
         """Per axis a length, the name of a symbolic axis, or None. Axis 0 is the batch."""
 
+    @property
+    def joined(self) -> tuple[int, ...]:
+        """Axes that may have length 0, as the model joins them with values of its own."""
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -50,6 +54,7 @@ class InputSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
+    joined: tuple[int, ...] = ()
 
 
 class Stepper(Protocol):

@@ -154,9 +154,9 @@ class _Binder:
             tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
             free += [key for key in tokens if key in taken]
         fix = f"Add an array '{spec.name}' with one entry for each sample."
-        if joined := getattr(spec, "joined", ()):
+        if spec.joined:
             shape = ["N", *spec.shape[1:]]
-            shape = [0 if axis in joined else length for axis, length in enumerate(shape)]
+            shape = [0 if axis in spec.joined else length for axis, length in enumerate(shape)]
             fix = f"{fix[:-1]}; it may be empty, [{', '.join(map(str, shape))}]."
         if self.path is None and len(self.arrays) == 1:  # x, y in place of (x, y)
             fix = f"Give all arrays together: ({', '.join(i.name for i in self.inputs)})."
