@@ -153,7 +153,10 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
 
 
 def _wrong_types(model: ir.Model, targets: Sequence[str]) -> Iterator[Blocker]:
-    """Inputs of a type that the operator does not take, as of `torch.log(torch.tensor(3))`."""
+    """Inputs of a type that the operator does not take, as of `torch.log(torch.tensor(3))`.
+
+    Alone, or with its other inputs, as of a `torch.stack` of floats and integers.
+    """
     values = values_by_name(model.graph)
     before_loss = ancestors(values.get(name) for name in targets)
     outer = [node for node in model.graph if node in before_loss]
@@ -162,12 +165,16 @@ def _wrong_types(model: ir.Model, targets: Sequence[str]) -> Iterator[Blocker]:
         schema = find_schema(node.op_type, model.opset_imports.get("", 0))
         if schema is None or not schema.inputs:
             continue
+        bound: dict[str, tuple[str, str]] = {}  # type variable to the type and name of an input
         for index, value in enumerate(node.inputs):
             if value is None or not isinstance(value.type, ir.TensorType):
                 continue
             kind = value.type.dtype.name.lower()
-            taken = schema.inputs[min(index, len(schema.inputs) - 1)].types  # the last may repeat
-            if kind != "undefined" and f"tensor({kind})" not in taken:
+            if kind == "undefined":
+                continue
+            formal = schema.inputs[min(index, len(schema.inputs) - 1)]  # the last may repeat
+            taken = formal.types
+            if f"tensor({kind})" not in taken:
                 usual = next((k for k in ("float", "int64") if f"tensor({k})" in taken), "")
                 yield Blocker(
                     label(node),
@@ -175,6 +182,16 @@ def _wrong_types(model: ir.Model, targets: Sequence[str]) -> Iterator[Blocker]:
                     f"'{value.name}' is {kind}, which {node.op_type} does not take",
                     f"Convert it in the model, before this operator{usual and f', to {usual}'}.",
                 )
+                continue
+            other, name = bound.setdefault(formal.type_str, (kind, value.name or ""))
+            if other != kind and formal.is_homogeneous:
+                yield Blocker(
+                    label(node),
+                    node.op_type,
+                    f"'{name}' is {other}, but '{value.name}' is {kind}",
+                    f"Convert both to one type in the model, before {node.op_type}.",
+                )
+                break
 
 
 def _about_quantization(model: ir.Model, *, frozen: bool) -> Iterator[Blocker]:

@@ -45,6 +45,9 @@ _SIZES: Final = (
     (16000, 96),
 )
 """Lengths of open dimensions, and of the height and width of images, in the order tried."""
+_TEXT: Final = 1024
+"""The largest length of a model of tokens. It fails at every length if the lengths of its inputs
+depend on each other (a mask of earlier and new tokens); attention takes memory by their square."""
 _MORE: Final = 4
 """Number of further sizes to try where an output is empty or entirely NaN."""
 _LARGEST: Final = 1 << 26  # elements of an input
@@ -131,6 +134,7 @@ def accepted_feeds(
     # The first open axis, if not the first of all, may be a length: the batch size may be fixed.
     guessed = any(spec.batch_axis == UNKNOWN and _batch_axis(spec) for spec in inputs)
     for length, image in _SIZES:
+        length = min(length, _TEXT) if ranges else length
         for batch in (_BATCH, 1, length) if guessed else (_BATCH, 1):
             shapes = _shapes(inputs, batch=batch, length=length, image=image)
             # With several open dimensions, large lengths soon fill the memory.

@@ -224,6 +224,28 @@ def test_inputs_of_a_type_that_an_operator_does_not_take(loss, blocked):
     assert [(b.op, b.reason) for b in report.blockers] == ([("Log", reason)] if blocked else [])
 
 
+@pytest.mark.parametrize(
+    ("join", "blocked"),
+    [
+        ("p = Concat<axis = 0>(f, k)", "'f' is float, but 'k' is int64"),
+        ("p = Add(k, f)", "'k' is int64, but 'f' is float"),
+        ("b = Cast<to = 9>(k) p = Where(b, f, f)", None),
+        ("t = Cast<to = 7>(f) p = Add(t, k)", None),
+        ("l = Cast<to = 7>(f) c = Cast<to = 9>(k) s = Squeeze(k) "
+         "p, z = Loop(s, c, f, k) <body = b (int64 i, bool a, float[1] u, int64[1] v)"
+         " => (bool d, float[1] n, int64[1] o) "
+         "{ d = Identity(a) n = Identity(u) o = Identity(v) }>", None),
+    ],
+)  # fmt: skip
+def test_inputs_whose_types_differ_although_the_operator_takes_one(join, blocked):
+    """torch's dynamo exporter writes `torch.stack([floats, integers])` so; no runtime opens it."""
+    model = graph(f"""g (float[N,1] x, float[1] w) => (float[N,1] y)
+        <float[1] f = {{1.0}}, int64[1] k = {{3}}> {{
+        {join} q = Cast<to = 1>(p) r = ReduceSum<keepdims = 0>(q) h = Mul(x, w) y = Mul(h, r) }}""")
+    report = check_trainable(model, wrt=["w"], engine=get_engine("portable"), loss="y")
+    assert [b.reason for b in report.blockers] == ([blocked] if blocked else [])
+
+
 def test_the_type_that_an_operator_takes_is_named():
     model = graph("""g (float[N,3] x, float[3] w) => (float[N,3] y) <float k = {1.0}> {
         t = Gather(w, k) h = Mul(x, w) y = Mul(h, t) }""")

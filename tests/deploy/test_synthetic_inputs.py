@@ -106,6 +106,24 @@ def test_no_size_fills_the_memory():
     assert max(sizes) <= 1 << 26
 
 
+def test_no_length_of_a_text_fills_the_memory():
+    lengths: list[int] = []
+
+    def run(feeds):
+        lengths.append(feeds["mask"].shape[1])
+        raise UsageError("the mask does not cover the cache")
+
+    specs = [
+        TensorSpec("ids", np.dtype(np.int64), ("n", "s"), batch_axis=0),
+        TensorSpec("mask", np.dtype(np.int64), ("n", "total"), batch_axis=0),
+        spec("cache", "n", 2, "past", 8),
+        spec("image", "n", 3, "h", "w"),
+    ]
+    with pytest.raises(UsageError, match="18 sets of sizes were tried"):
+        accepted_feeds(specs, run, ranges={"ids": 30})
+    assert max(lengths) == 1024
+
+
 def test_an_answer_without_numbers_is_no_answer_if_another_size_has_one():
     def run(feeds):
         wide = feeds["x"].shape[1] >= 64

@@ -1,7 +1,8 @@
 """Axes of inputs that may have length 0, as the model only joins them with values it computes.
 
 For example, a decoder appends the keys and values of its tokens to those of earlier tokens, of
-which there may be none. Except for Concat, all kernels read the joined array, which is not empty.
+which there may be none. All kernels but those of Concat and of nodes that only copy (a Slice of the
+last few tokens, for a sliding window) read the joined array, which is not empty.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import onnx_ir as ir
 from ortboost.graph.query import is_standard, known_shape
 
 __all__ = ["joined_axes"]
+
+_COPYING = ("Identity", "Cast", "CastLike", "Slice", "Concat")
+"""Operators whose kernels accept empty arrays; a Concat here has only inputs and stored values."""
 
 
 def joined_axes(model: ir.Model) -> dict[str, tuple[int, ...]]:
@@ -40,11 +44,11 @@ def _axis(value: ir.Value) -> int | None:
 def _axes(value: ir.Value) -> list[int] | None:
     """The axes of all Concat that read a value; ``None`` if it has another use."""
     found: list[int] = []
-    for node, _ in value.uses():
+    for node, index in value.uses():
         computed = [other for other in node.inputs if other is not value and _is_computed(other)]
         if is_standard(node, "Concat") and computed:
             found.append(node.attributes.get_int("axis", 0))
-        elif is_standard(node, "Identity", "Cast", "Concat") and len(node.inputs) == 1:
+        elif is_standard(node, *_COPYING) and (index == 0 or node.op_type == "Concat"):
             behind = _axes(node.outputs[0])
             if behind is None:
                 return None

@@ -17,7 +17,10 @@ from tests.support import ENGINES, assert_three_lines, stepper, text_model, weig
 LOSS = ob.LossConfig("mse")
 
 
-def net(join="key = MatMul(x, w) y = Concat<axis = 1>(cache, key)", past="past", extra=""):
+JOIN = "key = MatMul(x, w) y = Concat<axis = 1>(cache, key)"
+
+
+def net(join=JOIN, past="past", extra=""):
     """A decoder, reduced to its cache: the scores are a mean over earlier and new keys."""
     return text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
@@ -29,6 +32,8 @@ def net(join="key = MatMul(x, w) y = Concat<axis = 1>(cache, key)", past="past",
 
 
 BEHIND = "key = MatMul(x, w) c = Cast<to = 1>(cache) k = Concat<axis = -2>(c)"
+SLIDING = """key = MatMul(x, w) c = Concat<axis = 1>(cache) start = Constant<value_ints = [-2]>()
+    end = Constant<value_ints = [9]>() k = Slice(c, start, end, one)"""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +41,8 @@ BEHIND = "key = MatMul(x, w) c = Cast<to = 1>(cache) k = Concat<axis = -2>(c)"
     [
         ({}, {"cache": (1,)}),
         ({"join": f"{BEHIND} y = Concat<axis = 1>(k, key) s = Shape(cache)"}, {"cache": (1,)}),
+        ({"join": f"{SLIDING} y = Concat<axis = 1>(k, key)"}, {"cache": (1,)}),
+        ({"join": f"{SLIDING} y = Concat<axis = 1>(k, key) z = Neg(k)"}, {}),
         ({"past": "2"}, {}),
         ({"join": "key = MatMul(x, w) k = Neg(cache) y = Concat<axis = 1>(k, key)"}, {}),
         ({"join": "key = MatMul(cache, cache) y = Concat<axis = 1>(cache, key)"}, {}),
@@ -59,10 +66,11 @@ def test_joined_axes(changes, found):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_empty_cache_trains_as_if_there_were_none(engine, tmp_path):
+@pytest.mark.parametrize("join", [JOIN, f"{SLIDING} y = Concat<axis = 1>(k, key)"])
+def test_an_empty_cache_trains_as_if_there_were_none(engine, join, tmp_path):
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(6, 4, 2)).astype(np.float32), np.ones((6, 3), np.float32)
-    program = build_program(net(), ProgramConfig(engine=engine, loss=LOSS))
+    program = build_program(net(join), ProgramConfig(engine=engine, loss=LOSS))
     assert dataclasses.asdict(program.catalogue.batch[0])["joined"] == (1,)
     program.save(tmp_path / "run")
     run = stepper(ob.Program.load(tmp_path / "run"))
