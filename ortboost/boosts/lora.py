@@ -295,7 +295,8 @@ def _stored(value: ir.Value | None, data: set[ir.Node]) -> ir.Value | None:
     if node is None or node in data:  # an input of the model, or computed from one
         return None
     read = [v for n in ancestors([value]) for v in n.inputs if v is not None and v.is_initializer()]
-    return max(read, key=lambda v: math.prod(static_shape(v) or ()), default=value)
+    # Of equal size the first by name: the order of a set differs between processes.
+    return min(read, key=lambda v: (-math.prod(static_shape(v) or ()), v.name or ""), default=value)
 
 
 def _first(report: Report, model: ir.Model) -> str:

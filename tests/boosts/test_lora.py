@@ -505,3 +505,13 @@ def test_a_setting_out_of_range_is_refused(settings):
         Lora(**settings)
     assert_three_lines(caught.value)
     assert next(iter(settings)) in str(caught.value)
+
+
+def test_a_weight_of_equal_parts_is_known_by_the_first():
+    """As torch joins the weights of both directions; their order in a set is not fixed."""
+    parts = [f"part{i}" for i in range(8)]
+    views = " ".join(f"v{i} = Transpose(part{i})" for i in range(8))
+    body = f"{views} w = Concat<axis = 1>({', '.join(f'v{i}' for i in range(8))}) y = MatMul(x, w)"
+    model = linear(body, **{name: weights(2, 8, seed=i) for i, name in enumerate(parts)})
+    found = report(build(model))
+    assert [*found.changed, *found.kept] == ["part0"]

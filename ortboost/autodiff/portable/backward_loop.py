@@ -172,7 +172,8 @@ def backward_loop(
     steps = [*(c.before for c in carried), *(slices.step for slices, _ in given)]
     b.builder.nodes += _take_out_invariant(body, steps)
     if forward.is_scan:  # the last ones of a Loop are its counters
-        given = [(s, t) for s, t in given if s.step.uses() or s.step in results] or given
+        given = [(s, t) for s, t in given if s.step.uses() or s.step in results]
+        given = given or [_first_sequence(forward)]
     made = _scan if forward.is_scan else _loop
     outputs = made(b, forward, carried, given, stacked, results)
     for output, value in zip(outputs, results, strict=True):
@@ -181,6 +182,14 @@ def backward_loop(
         output.shape = state.initial.shape
     whole.update(zip(map(_place, stacked), outputs[len(carried) :], strict=True))
     return outputs[: len(carried)], tuple(whole[place] for place in places)
+
+
+def _first_sequence(forward: ForwardLoop) -> tuple[Slices, ir.Value]:
+    """For a Scan that needs no slice, as its steps are linear: it counts its steps by one."""
+    slices = forward.read[0]
+    sequence = forward.node.inputs[slices.index]
+    assert sequence is not None  # inputs of a Scan are not optional
+    return slices.backwards(slices.step), sequence
 
 
 def _place(slices: Slices) -> tuple[ir.Value, int, bool]:

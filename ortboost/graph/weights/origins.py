@@ -177,7 +177,7 @@ def tensor_origins(model: ir.Model) -> Origins:
             found[name] = Origin("parameter", in_block=name in blocked)
         elif kind is not None or name in tables:  # BUFFER, CONSTANT_TENSOR
             found[name] = Origin("buffer")
-        elif not torch or (frozen and name in constants):
+        elif not torch or (name in constants and (frozen or _of_any_model(model, name))):
             found[name] = _UNKNOWN
         elif name in constants and _is_number(name, simplified=simplified):
             found[name] = Origin("literal")
@@ -194,11 +194,15 @@ def tensor_origins(model: ir.Model) -> Origins:
             direct = _TORCHSCRIPT_FOLDED in name
             transposed = "_output_" not in name or _TRANSPOSE.search(name) is not None
             found[name] = Origin("folded", direct=direct, transposed=transposed)
-        elif model.producer_name != _MERGER or "." in name:
-            found[name] = Origin("module")
-        else:  # the other model may be of any origin
-            found[name] = _UNKNOWN
+        else:
+            found[name] = _UNKNOWN if _of_any_model(model, name) else Origin("module")
     return Origins(found, tuple(sorted(missing | _folded_statistics(signature, found))))
+
+
+def _of_any_model(model: ir.Model, name: str) -> bool:
+    """Whether a tensor of a merged file may be of the other model, which any tool may have made."""
+    named = "." in name or _EXPORTER_NAME.match(name) is not None
+    return model.producer_name == _MERGER and not named
 
 
 def _is_number(name: str, *, simplified: bool) -> bool:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -114,6 +116,33 @@ def test_frozen_normalizations_may_share_scale_and_bias():
         h = MatMul(x, w) a, am, av = {layer}(h, s, b, m, v) y, ym, yv = {layer}(a, s, b, m, v)
         z = Mul(y, h) loss = ReduceMean<keepdims=0>(z) }}""")
     assert_gradients(model, ["w"], random_feeds(model))
+
+
+@pytest.mark.parametrize(
+    ("fused", "written_out"),
+    [
+        ("BiasGelu", "d = Div(u, root) e = Erf(d) o = Add(e, one) m = Mul(u, o) y = Mul(m, half)"),
+        (
+            "FastGelu",
+            """c = Mul(u, u) d = Mul(c, u) e = Mul(d, cubic) g = Add(u, e) k = Mul(g, scale)
+            t = Tanh(k) o = Add(t, one) m = Mul(u, half) y = Mul(m, o)""",
+        ),
+    ],
+)
+def test_data_that_several_activations_with_a_bias_read(fused, written_out):
+    """As onnxruntime's transformer optimizer writes them."""
+    found = []
+    for layer in (f"y = com.microsoft.{fused}(x, b)", f"u = Add(x, b) {written_out}"):
+        other = re.sub(r"\b([a-z])\b(?= =|[,)])", r"\1\1", layer).replace("xx", "x")
+        model = graph(f"""g (float[3,3] x, float[3] b, float[3] bb) => (float loss)
+            <float root = {{1.4142135}}, float one = {{1.0}}, float half = {{0.5}},
+            float cubic = {{0.044715}}, float scale = {{0.7978845}}> {{
+            {layer} {other} z = Mul(y, yy) loss = ReduceMean<keepdims=0>(z) }}""")
+        model.opset_imports["com.microsoft"] = 1
+        result = differentiate(model, "loss", ["b", "bb"], "native")
+        found.append(run(result, random_feeds(model)))
+    for name in ("b_grad", "bb_grad"):
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_frozen_scale_of_nodes_that_the_optimizer_fuses_may_be_shared():

@@ -60,6 +60,12 @@ def test_a_softmax_of_one_axis_needs_no_views(inputs, axis, merged):
     assert ops(model) == {"Softmax": 1}
 
 
+def test_a_softmax_over_the_rows_keeps_its_views():
+    body = "f = Flatten<axis = 2>(x) p = Softmax<axis = 0>(f) s = Shape(x) y = Reshape(p, s)"
+    model = net(body, inputs="float[n,6,4] x", outputs="float[n,6,4] y")
+    assert not merge_neighbours(model).modified
+
+
 # ---- slices --------------------------------------------------------------------------------------
 
 

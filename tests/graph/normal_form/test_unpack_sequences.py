@@ -161,6 +161,10 @@ MAPPED = """<ir_version: 10, opset_import: ["" : 18]>
 def test_what_is_done_with_each_tensor_of_a_list():
     """As in ``torch.column_stack``; the body reads a tensor for all, and one from outside."""
     model = text_model(MAPPED)
+    infer_shapes(model)
+    assert unpack_sequences(model).modified
+    names = [output.name for node in model.graph.all_nodes() for output in node.outputs]
+    assert len(names) == len(set(names))
     normalize(model, opsets=range(18, 22), ir_version=10)
     assert not {"If", "SequenceMap", "SequenceConstruct"} & {n.op_type for n in model.graph}
     feeds = {name: weights(3, seed=seed) for seed, name in enumerate("xco")}

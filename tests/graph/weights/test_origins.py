@@ -141,6 +141,21 @@ def test_of_a_merged_model_only_names_of_modules_are_of_torch():
     assert kinds(merged) == {"scale": "unknown", "norm.bias": "module"}
 
 
+def test_constant_nodes_of_a_merged_model_may_be_weights_of_the_other():
+    """Those of onnxscript, for example; numbers of torch's code have the names of its exporters."""
+    merged = text_model(
+        """<ir_version: 10, producer_name: "onnx.compose.merge_models", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4] "norm.bias") => (y) {
+          "a_/Constant_output_0" = Constant<value_float = 2.5>()
+          h = Mul(x, "a_/Constant_output_0") "a_/act/Add_output_0" = Add(h, "norm.bias")
+          head = Constant<value = float[4] {1.0, 2.5, 0.5, 3.0}>()
+          y = Mul("a_/act/Add_output_0", head) }""",
+        **{"norm.bias": weights(4)},
+    )
+    expected = {"a_/Constant_output_0": "literal", "head": "unknown", "norm.bias": "module"}
+    assert kinds(merged) == expected
+
+
 def test_the_dynamo_exporter_says_it_all():
     """Also the module that reads a tensor that replaced a parameter."""
     found = tensor_origins(dynamo())

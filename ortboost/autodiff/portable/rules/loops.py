@@ -113,9 +113,10 @@ def loop(b: Backward) -> Gradients:
         ),
         *(Carried(b.zeros_like(captured[name]), *pair) for name, pair in sums.items()),
     ]
-    last, stacked = backward_loop(b, forward, body, carried, given, results)
-
     gradients: list[ir.Value | None] = [None] * len(b.node.inputs)
+    if not carried and not results:  # a step reads a trained value, but no result depends on it
+        return gradients
+    last, stacked = backward_loop(b, forward, body, carried, given, results)
     for i, gradient in zip(states, last, strict=False):
         gradients[first + i] = gradient
     for slices, gradient in zip(read, stacked, strict=False):

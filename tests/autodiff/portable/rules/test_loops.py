@@ -108,6 +108,39 @@ def test_loop(steps, turned):
     assert_gradients(model, feeds, WEIGHTS)
 
 
+LINEAR = """g (float[T,B,2] x, float[B,2] h) => (float loss) {
+    hn, z = Scan<num_scan_inputs = 1, body = b (float[B,2] s, float[B,2] xi) =>
+        (float[B,2] so, float[B,2] zo) { STEP zo = Neg(xi) }>(h, x)
+    y = Mul(hn, hn) AFTER loss = ReduceSum<keepdims = 0>(k) }"""
+
+
+@pytest.mark.parametrize("step", ["so = Neg(s)", "two = Add(s, s) so = Add(two, xi)"])
+@pytest.mark.parametrize("after", ["k = Identity(y)", "m = ReduceSum(z) k = Add(y, m)"])
+def test_a_scan_whose_linear_steps_need_no_slice_still_counts_them(step, after):
+    """onnxruntime 1.19 runs a Scan without sequences for no step at all; later ones refuse it."""
+    model = graph(LINEAR.replace("STEP", step).replace("AFTER", after))
+    assert_gradients(model, random_feeds(model, T=4, B=2), ["h"])
+
+
+def test_a_step_may_read_a_trained_value_for_nothing():
+    """What is left of a state that no step changes."""
+    after = "m = ReduceSum(z) k = Add(y, m)"
+    model = graph(LINEAR.replace("STEP", "so = Identity(s)").replace("AFTER", after))
+    assert_gradients(model, random_feeds(model, T=4, B=2), ["h"])
+
+
+@pytest.mark.parametrize("state", ["2", "D,2,3"])
+def test_a_captured_weight_times_a_state_that_is_no_matrix(state):
+    model = graph(
+        f"""g (float[T,2] x, float[{state}] h, float[2,2] w) => (float loss) {{
+        hn = Scan<num_scan_inputs = 1, body = b (float[{state}] s, float[2] xi) =>
+            (float[{state}] so) {{ p = MatMul(w, s) a = ReduceSum<keepdims = 0>(xi)
+            q = Add(p, a) so = Tanh(q) }}>(h, x)
+        loss = ReduceSum<keepdims = 0>(hn) }}"""
+    )
+    assert_gradients(model, random_feeds(model, T=4, D=2), ["x", "h", "w"])
+
+
 def test_loop_that_ends_by_its_condition():
     model = graph(
         """g (float[2] h, float[2] w) => (float loss) {
