@@ -14,9 +14,9 @@ STANDARD = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
 # onnx has no schemas of onnxruntime's own operators.
 OF_ONNXRUNTIME = frozenset(
     "BatchNormInternal BiasGelu BroadcastGradientArgs DynamicQuantizeLSTM EmbedLayerNormalization "
-    "FastGelu FusedConv FusedGemm FusedMatMul GroupNorm MatMulNBits MaxPoolGrad MultiHeadAttention "
-    "QuickGelu ReluGrad SimplifiedLayerNormalization SkipLayerNormalization "
-    "SkipSimplifiedLayerNormalization".split()
+    "FastGelu FusedConv FusedGemm FusedMatMul GatherBlockQuantized GroupNorm MatMulNBits "
+    "MaxPoolGrad MultiHeadAttention QuickGelu ReluGrad SimplifiedLayerNormalization "
+    "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
 OF_RECURRENT_LAYERS = frozenset(("Affine", "ScaledTanh"))  # activations that are no operators
 KNOWN = STANDARD | OF_ONNXRUNTIME | OF_RECURRENT_LAYERS
