@@ -41,6 +41,8 @@ __all__ = [
     "names_a_parameter",
     "origin_of",
     "original_name",
+    "placeholders",
+    "restore_missing",
     "scopes_of",
     "stamp_origin",
     "stamp_origins",
@@ -58,6 +60,7 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
 _GENERATED = re.compile(r'\s*File "<eval_with_key>')
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"^(\w+): [A-Z_]+ target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors they create (onnx.compose may put a prefix before),
 # and onnxsim (`_v_12`).
 _EXPORTER_NAME = re.compile(
@@ -306,6 +309,17 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
         for name, value in graph.initializers.items():
             if name in origins.of and origins.of[name].kind != "unknown":
                 stamp_origin(value, origins.of[name])
+
+
+def placeholders(model: ir.Model) -> dict[str, str]:
+    """Names that ``torch.export`` gave to its inputs for tensors, to the names of the tensors."""
+    inputs = model.graph.metadata_props.get(SIGNATURE_KEY, "").partition("# outputs")[0]
+    return dict(_PLACEHOLDER.findall(inputs))
+
+
+def restore_missing(model: ir.Model, name: str) -> None:
+    """Note that a tensor of the torch module is in the file again; :attr:`Origins.missing`."""
+    model.graph.meta[_MISSING] = tuple(n for n in missing_parameters(model) if n != name)
 
 
 def _signature(model: ir.Model) -> dict[str, str]:

@@ -1,28 +1,45 @@
-"""Store again the parameters that torch's TorchScript exporter merged because they were equal.
+"""Store again the parameters that torch's exporters merged because they were equal.
 
 In a layer that is not trained yet, scales are 1, biases are 0, and the layers of a
-``nn.TransformerEncoder`` are copies of one. The exporter stores equal tensors once, and puts an
-Identity with the name of the other parameter in its place. Trained as one, they would stay equal.
-Parameters that torch itself shares are one tensor in the file, without an Identity.
+``nn.TransformerEncoder`` are copies of one. The exporters store equal tensors once. Trained as one,
+they would stay equal.
 
-Source: ``deduplicate_initializers.cpp`` of PyTorch.
+TorchScript puts an Identity with the name of the other parameter in its place. Parameters that
+torch itself shares are one tensor in the file, without an Identity. The dynamo exporter only tells
+in the metadata of a node which parameters its call in torch reads; those that torch shares have one
+name there. It also leaves out biases that are 0.
+
+Sources: ``deduplicate_initializers.cpp`` of PyTorch; ``DeduplicateInitializersPass`` of onnx_ir.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
+
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer
-from ortboost.graph.query import FLOAT_TYPES, is_standard
-from ortboost.graph.weights.origins import Origin, names_a_parameter, stamp_origin
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, static_shape
+from ortboost.graph.weights.origins import (
+    CALL_KEY,
+    Origin,
+    names_a_parameter,
+    placeholders,
+    restore_missing,
+    stamp_origin,
+)
 
 __all__ = ["separate_equals"]
 
+_OPERAND = re.compile(r"%(\w+)")
+
 
 def separate_equals(model: ir.Model) -> Report:
-    """Replace each such Identity by a tensor of its own, in place.
+    """Give each merged parameter a tensor of its own again, in place.
 
     Constants of the model are initializers. The rewrite is idempotent.
 
@@ -51,10 +68,98 @@ def separate_equals(model: ir.Model) -> Report:
         ir.convenience.replace_all_uses_with(output, copy)
         model.graph.remove(node, safe=True)
         report.changed[name] = f"equal to '{source.name}' when exported"
-    if report.changed:
+    _separate_by_calls(model, report)
+    merged = len(report.changed)
+    _restore_zero_biases(model, report)
+    if added := len(report.changed) - merged:
+        report.notes.append(
+            f"{count_of(added, 'bias', 'biases')} of 0 that the exporter left out: added again and "
+            "trained, as in torch"
+        )
+    if merged:
         first = next(iter(report.changed))
         report.notes.append(
-            f"{count_of(len(report.changed), 'tensor')} of the torch module, first '{first}', "
+            f"{count_of(merged, 'tensor')} of the torch module, first '{first}', "
             "equal to others when exported and merged by the exporter: trained separately"
         )
     return report
+
+
+def _separate_by_calls(model: ir.Model, report: Report) -> None:
+    """Separate what the dynamo exporter merged, by the calls in torch that nodes belong to."""
+    named, stored = placeholders(model), model.graph.initializers
+    in_file = set(stored)
+    for name in sorted(in_file.intersection(named.values())):
+        value = stored[name]
+        tensor = value.const_value
+        if tensor is None or value.is_graph_input() or value.dtype not in FLOAT_TYPES:
+            continue
+        for usage in list(value.uses()):
+            other = _parameter_of_call(usage.node, name, named, in_file)
+            if other is None:
+                continue
+            if other not in stored:
+                stamp_origin(
+                    add_initializer(model.graph, other, tensor.numpy()), Origin("parameter")
+                )
+                restore_missing(model, other)
+                report.changed[other] = f"equal to '{name}' when exported"
+            usage.node.replace_input_with(usage.idx, stored[other])
+
+
+def _restore_zero_biases(model: ir.Model, report: Report) -> None:
+    """Add biases again that the dynamo exporter left out, as they were 0 in a fresh layer."""
+    named, stored = placeholders(model), model.graph.initializers
+    for node in list(model.graph):
+        weight, size = input_at(node, 1), _bias_size(node)
+        if weight is None or size is None or input_at(node, 2) is not None:
+            continue
+        read = _read_by_call(node, named)
+        absent = [name for name in read if name not in stored]
+        if weight.name not in read or len(absent) != 1:
+            continue
+        (name,) = absent
+        dtype = weight.dtype or ir.DataType.FLOAT
+        bias = add_initializer(model.graph, name, np.zeros(size, dtype.numpy()))
+        stamp_origin(bias, Origin("parameter"))
+        restore_missing(model, name)
+        node.resize_inputs(3)
+        node.replace_input_with(2, bias)
+        report.changed[name] = "0 when exported, and left out"
+
+
+def _bias_size(node: ir.Node) -> int | None:
+    """The length of the bias that a layer has or may have; ``None`` if it is not known."""
+    shape = static_shape(input_at(node, 1))
+    if shape is None:
+        return None
+    if is_standard(node, "Gemm"):
+        return shape[0] if node.attributes.get_int("transB", 0) else shape[1]
+    if is_standard(node, "Conv"):
+        return shape[0]
+    if is_standard(node, "ConvTranspose"):
+        return shape[1] * node.attributes.get_int("group", 1)
+    return None
+
+
+def _read_by_call(node: ir.Node, named: Mapping[str, str]) -> list[str]:
+    """Stored tensors that the call of a node in torch reads, each once."""
+    call = node.metadata_props.get(CALL_KEY, "").partition("](")[2]
+    return list(dict.fromkeys(named[name] for name in _OPERAND.findall(call) if name in named))
+
+
+def _parameter_of_call(
+    node: ir.Node, name: str, named: Mapping[str, str], in_file: Collection[str]
+) -> str | None:
+    """The parameter that the call of a node reads where the file has another one, if it is sure."""
+    read = _read_by_call(node, named)
+    absent = [other for other in read if other not in in_file]
+    if name in read:
+        return None
+    if len(absent) > 1:  # some may be folded into other tensors
+        absent = [other for other in absent if _leaf(other) == _leaf(name)]
+    return absent[0] if len(absent) == 1 else None
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
