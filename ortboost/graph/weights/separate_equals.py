@@ -88,8 +88,8 @@ def separate_equals(model: ir.Model) -> Report:
 def _separate_by_calls(model: ir.Model, report: Report) -> None:
     """Separate what the dynamo exporter merged, by the calls in torch that nodes belong to."""
     named, stored = placeholders(model), model.graph.initializers
-    in_file = set(stored)
-    for name in sorted(in_file.intersection(named.values())):
+    in_file = _in_file(model)
+    for name in sorted(set(stored).intersection(named.values())):
         value = stored[name]
         tensor = value.const_value
         if tensor is None or value.is_graph_input() or value.dtype not in FLOAT_TYPES:
@@ -109,13 +109,13 @@ def _separate_by_calls(model: ir.Model, report: Report) -> None:
 
 def _restore_zero_biases(model: ir.Model, report: Report) -> None:
     """Add biases again that the dynamo exporter left out, as they were 0 in a fresh layer."""
-    named, stored = placeholders(model), model.graph.initializers
+    named, in_file = placeholders(model), _in_file(model)
     for node in list(model.graph):
         weight, size = input_at(node, 1), _bias_size(node)
         if weight is None or size is None or input_at(node, 2) is not None:
             continue
         read = _read_by_call(node, named)
-        absent = [name for name in read if name not in stored]
+        absent = [name for name in read if name not in in_file]
         if weight.name not in read or len(absent) != 1:
             continue
         (name,) = absent
@@ -123,9 +123,15 @@ def _restore_zero_biases(model: ir.Model, report: Report) -> None:
         bias = add_initializer(model.graph, name, np.zeros(size, dtype.numpy()))
         stamp_origin(bias, Origin("parameter"))
         restore_missing(model, name)
+        in_file.add(name)
         node.resize_inputs(3)
         node.replace_input_with(2, bias)
         report.changed[name] = "0 when exported, and left out"
+
+
+def _in_file(model: ir.Model) -> set[str]:
+    """Names of the stored tensors, and of the inputs, which may be parameters of a layer, too."""
+    return {*model.graph.initializers, *(value.name or "" for value in model.graph.inputs)}
 
 
 def _bias_size(node: ir.Node) -> int | None:

@@ -189,3 +189,11 @@ def test_a_folded_weight_or_bias_is_not_a_bias_left_out():
     bias = add_initializer(model.graph, "val_1", np.ones(4, np.float32))
     model.graph[0].replace_input_with(2, bias)
     assert not separate_equals(model).modified
+
+
+@pytest.mark.parametrize("call", ["(%x, %p_w)", "(%x, %p_w, %p_b)"])
+def test_parameters_that_are_inputs_are_not_absent(call):
+    model = layer("Conv(x, w)", call)
+    weight = model.graph.initializers.pop("w")
+    model.graph.inputs.extend([weight, ir.val("b", ir.DataType.FLOAT, [4])])
+    assert not separate_equals(model).modified
