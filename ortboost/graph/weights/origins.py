@@ -42,10 +42,10 @@ __all__ = [
     "origin_of",
     "original_name",
     "placeholders",
-    "restore_missing",
     "scopes_of",
     "stamp_origin",
     "stamp_origins",
+    "stamp_restored",
     "tensor_origins",
 ]
 
@@ -317,8 +317,14 @@ def placeholders(model: ir.Model) -> dict[str, str]:
     return dict(_PLACEHOLDER.findall(inputs))
 
 
-def restore_missing(model: ir.Model, name: str) -> None:
-    """Note that a tensor of the torch module is in the file again; :attr:`Origins.missing`."""
+def stamp_restored(model: ir.Model, value: ir.Value) -> None:
+    """Store the origin of a tensor that ``torch.export`` lists and the file has again.
+
+    It is a parameter or a buffer, and no longer one of :attr:`Origins.missing`.
+    """
+    name = value.name or ""
+    parameter = _signature(model).get(name) == "PARAMETER"
+    stamp_origin(value, Origin("parameter" if parameter else "buffer"))
     model.graph.meta[_MISSING] = tuple(n for n in missing_parameters(model) if n != name)
 
 

@@ -29,8 +29,8 @@ from ortboost.graph.weights.origins import (
     Origin,
     names_a_parameter,
     placeholders,
-    restore_missing,
     stamp_origin,
+    stamp_restored,
 )
 
 __all__ = ["separate_equals"]
@@ -99,10 +99,7 @@ def _separate_by_calls(model: ir.Model, report: Report) -> None:
             if other is None:
                 continue
             if other not in stored:
-                stamp_origin(
-                    add_initializer(model.graph, other, tensor.numpy()), Origin("parameter")
-                )
-                restore_missing(model, other)
+                stamp_restored(model, add_initializer(model.graph, other, tensor.numpy()))
                 report.changed[other] = f"equal to '{name}' when exported"
             usage.node.replace_input_with(usage.idx, stored[other])
 
@@ -121,8 +118,7 @@ def _restore_zero_biases(model: ir.Model, report: Report) -> None:
         (name,) = absent
         dtype = weight.dtype or ir.DataType.FLOAT
         bias = add_initializer(model.graph, name, np.zeros(size, dtype.numpy()))
-        stamp_origin(bias, Origin("parameter"))
-        restore_missing(model, name)
+        stamp_restored(model, bias)
         in_file.add(name)
         node.resize_inputs(3)
         node.replace_input_with(2, bias)

@@ -197,3 +197,15 @@ def test_parameters_that_are_inputs_are_not_absent(call):
     weight = model.graph.initializers.pop("w")
     model.graph.inputs.extend([weight, ir.val("b", ir.DataType.FLOAT, [4])])
     assert not separate_equals(model).modified
+
+
+def test_a_buffer_that_was_merged_is_not_trained():
+    model = of_dynamo(FIRST, LINEAR, "(%mm, %b_shift)", "(%linear, [4], %p_n2_weight, %p_n2_bias)")
+    listed = model.graph.metadata_props[SIGNATURE_KEY]
+    key = "b_shift: BUFFER target='shift'\n# outputs"
+    model.graph.metadata_props[SIGNATURE_KEY] = listed.replace("# outputs", key)
+    separate_equals(model)
+    assert reads(model)[2] == ["h", "shift"]
+    found = find_parameters(model)
+    assert not found["shift"].trainable
+    assert found["n2.bias"].trainable
