@@ -59,12 +59,12 @@ CALL_KEY = "pkg.torch.onnx.fx_node"  # the call in torch that a node was written
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 # ``torch.export`` puts the block of a ``with torch.no_grad()`` into a module that it generates.
 _GENERATED = re.compile(r'\s*File "<eval_with_key>')
-_SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
-_PLACEHOLDER = re.compile(r"^(\w+): [A-Z_]+ target='([^']*)'", re.MULTILINE)
+_SPEC = re.compile(r"^(\w+): ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors they create (onnx.compose may put a prefix before),
 # and onnxsim (`_v_12`).
 _EXPORTER_NAME = re.compile(
-    r"^(.*onnx::.*|/.*|[^/]+/.*_output_\d+|\d+|_?val_\d+.*|.+_val_\d+|_v_\d+|scalar_tensor.*|lifted_tensor_.*)$"
+    r"^(.*onnx::.*|/.*|[^/]+/.*_output_\d+|\d+|_?val_\d+.*|.+_val_\d+|_v_\d+|scalar_tensor.*|"
+    r"lifted_tensor_.*)$"
 )
 # Those of them that a transposed parameter may have.
 _TRANSPOSED_NAME = re.compile(r"(val|t|transpose|permute|numpy_t)(_\d+)?")
@@ -313,8 +313,7 @@ def stamp_origins(model: ir.Model, origins: Origins) -> None:
 
 def placeholders(model: ir.Model) -> dict[str, str]:
     """Names that ``torch.export`` gave to its inputs for tensors, to the names of the tensors."""
-    inputs = model.graph.metadata_props.get(SIGNATURE_KEY, "").partition("# outputs")[0]
-    return dict(_PLACEHOLDER.findall(inputs))
+    return {placeholder: name for placeholder, _, name in _specifications(model)}
 
 
 def stamp_restored(model: ir.Model, value: ir.Value) -> None:
@@ -330,9 +329,14 @@ def stamp_restored(model: ir.Model, value: ir.Value) -> None:
 
 def _signature(model: ir.Model) -> dict[str, str]:
     """Name of a tensor to the kind that ``torch.export`` gave it."""
-    inputs = model.graph.metadata_props.get(SIGNATURE_KEY, "").partition("# outputs")[0]
+    return {name: kind for _, kind, name in _specifications(model)}
+
+
+def _specifications(model: ir.Model) -> list[tuple[str, str, str]]:
+    """Placeholder, kind and name of each stored tensor that ``torch.export`` lists."""
     # Outputs repeat names, as PARAMETER_MUTATION.
-    return {name: kind for kind, name in _SPEC.findall(inputs)}
+    inputs = model.graph.metadata_props.get(SIGNATURE_KEY, "").partition("# outputs")[0]
+    return _SPEC.findall(inputs)
 
 
 def _missing(

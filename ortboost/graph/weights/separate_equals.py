@@ -1,4 +1,4 @@
-"""Store again the parameters that torch's exporters merged because they were equal.
+"""Store again the parameters that torch's exporters merged or left out, being equal or 0.
 
 In a layer that is not trained yet, scales are 1, biases are 0, and the layers of a
 ``nn.TransformerEncoder`` are copies of one. The exporters store equal tensors once. Trained as one,
@@ -39,7 +39,7 @@ _OPERAND = re.compile(r"%(\w+)")
 
 
 def separate_equals(model: ir.Model) -> Report:
-    """Give each merged parameter a tensor of its own again, in place.
+    """Give each parameter that an exporter merged or left out a tensor again, in place.
 
     Constants of the model are initializers. The rewrite is idempotent.
 
@@ -94,8 +94,11 @@ def _separate_by_calls(model: ir.Model, report: Report) -> None:
         tensor = value.const_value
         if tensor is None or value.is_graph_input() or value.dtype not in FLOAT_TYPES:
             continue
-        for usage in list(value.uses()):
-            other = _parameter_of_call(usage.node, name, named, in_file)
+        uses = list(value.uses())
+        meant = [_parameter_of_call(usage.node, name, named, in_file) for usage in uses]
+        if len(set(meant)) < 2:  # one parameter: what is folded may have the call of another
+            continue
+        for usage, other in zip(uses, meant, strict=True):
             if other is None:
                 continue
             if other not in stored:
